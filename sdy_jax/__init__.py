@@ -13,6 +13,8 @@ def layer(x, w):
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sdy_jax.registration import extensions as _extensions  # noqa: F401 - says which rooms offer what others call
+
 if TYPE_CHECKING:
     from sdy_jax import passes, shard, testing
     from sdy_jax.annotate.automatic import AUTO

@@ -43,7 +43,8 @@ ROOMS = {
     "lowering.candidates": "representation ir op_rules lowering.reshard lowering.strategies lowering.analysis",
     "lowering.proposal": "representation ir lowering.reshard lowering.analysis lowering.interface lowering.candidates",
     "lowering.prepare": (
-        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis "
+        "lowering.interface"
     ),
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
@@ -116,10 +117,14 @@ ROOMS = {
         "errors representation ir runtime annotate verification text lowering.targets passes plan_record plan "
         "shard loading contracts calls"
     ),
+    "registration": (
+        "ir annotate lowering.strategies passes partitioning plan_record plan_page plan_html plan fixes shard "
+        "loading measuring"
+    ),
     "__main__": "commands",
     "__init__": (
         "errors representation annotate lowering.reshard passes plan_record plan shard loading contracts calls "
-        "spec_trees testing"
+        "spec_trees testing registration"
     ),
 }
 
@@ -168,6 +173,14 @@ def test_a_room_imports_from_the_rooms_below_that_it_names(module: str) -> None:
     assert room in ROOMS, f"{module} is in no room"
     taken = {room_of(name) for name in imports(MODULES[module])} - {room}
     assert taken <= set(ROOMS[room].split())
+
+
+def test_what_rooms_offer_to_rooms_below_is_imported_where_it_is_registered() -> None:
+    """So that the list of rooms has it, and type checkers see whether it is what the room below declares."""
+    from sdy_jax.registration.extensions import OFFERED, REGISTERING
+
+    seen = set(imports(MODULES["registration.extensions"]))
+    assert {name.removeprefix("sdy_jax.") for name in (*OFFERED.values(), *REGISTERING)} <= seen
 
 
 def test_only_the_faces_stand_at_the_top() -> None:

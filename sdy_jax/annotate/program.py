@@ -27,7 +27,7 @@ from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.unordered import unordered
 from sdy_jax.annotate.written import marked, settle_types
-from sdy_jax.ir.extensions import extension
+from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
@@ -42,6 +42,9 @@ from sdy_jax.runtime.host_memory import is_on_host, states_host
 
 if TYPE_CHECKING:
     from jax.export import Exported
+
+LOADS: Extension[Callable[[str], Program]] = Extension("loads")
+RUN_LOCAL: Extension[Callable[[Program, jax.sharding.Mesh | None, Any, Any], Any]] = Extension("run_local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,7 @@ class Program:
     @staticmethod
     def from_text(text: str) -> Program:
         """The program that a string holds, in StableHLO, SDY and the mesh and shard dialects: as `loads`."""
-        program: Program = extension("loads")(text)
-        return program
+        return LOADS.function(text)
 
     def run_local(self, mesh: jax.sharding.Mesh | None = None, in_specs: Any = None, out_specs: Any = None) -> Any:
         """A program on local arrays as a function of global ones: as `sdy_jax.shard.run_local`.
@@ -146,7 +148,7 @@ class Program:
             >>> total(jnp.ones((8, 3))).shape
             (8, 3)
         """
-        return extension("run_local")(self, mesh, in_specs, out_specs)
+        return RUN_LOCAL.function(self, mesh, in_specs, out_specs)
 
 
 def from_function(

@@ -1,42 +1,52 @@
-"""Rooms that others know of only by what they register: the mesh and shard dialects.
+"""Functions of rooms above that rooms below call, and rooms that others know of only by what they register.
 
-They bring sharding rules, emitters, passes and checks of their own, which stand in the same registries as those of
-StableHLO and SDY. The rooms below them must not import them, so each registry asks for them here before it is used.
+A room below declares what it calls, with its type; `registration/` says, where every room is in sight, which module
+offers it, and which modules register rules, emitters, passes and checks in the registries of rooms below. Both are
+imported when they are first used, so that `import sdy_jax` need not wait for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 F = TypeVar("F")
 
-_EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration", "sdy_jax.partitioning.registration")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-_FUNCTIONS = {
-    "analyze": "sdy_jax.measuring.analyze",
-    "as_html": "sdy_jax.plan_page.terminal",
-    "coloured": "sdy_jax.plan_page.terminal",
-    "drawing_of": "sdy_jax.plan_page.drawing",
-    "fixes": "sdy_jax.fixes.fixes",
-    "loads": "sdy_jax.loading.load",
-    "page_of": "sdy_jax.plan_page.page",
-    "partition_into_reshards": "sdy_jax.partitioning.reshards",
-    "run_local": "sdy_jax.shard.local_program",
-    "show": "sdy_jax.plan_page.terminal",
-    "table_of": "sdy_jax.plan_page.tables",
-    "write_page": "sdy_jax.plan_html.page",
-    "why_not_layout": "sdy_jax.fixes.asked",
-}
-"""What methods of a class, or options of a pass, offer that rooms above do."""
+_OFFERED: dict[str, str] = {}
+"""Per name of a function, its module."""
+
+_REGISTERING: list[str] = []
+
+
+def offer(functions: Mapping[str, str], registering: Iterable[str]) -> None:
+    """Says which modules offer functions, by their names, and which register something when they are imported."""
+    _OFFERED.update(functions)
+    _REGISTERING.extend(registering)
+
+
+class Extension(Generic[Function]):
+    """A function of a room above, by its name, for a method or option that is nothing but this function."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    @property
+    def function(self) -> Function:
+        """The function itself."""
+        return getattr(import_module(_OFFERED[self._name]), self._name)  # type: ignore[no-any-return]
+
+    def takes(self, function: Function) -> None:
+        """Does nothing: type checkers see whether a function is of the declared type."""
 
 
 @cache
 def load_extensions() -> None:
     """Imports what registers itself, once."""
-    for module in _EXTENSIONS:
+    for module in _REGISTERING:
         import_module(module)
 
 
@@ -50,8 +60,3 @@ def registered(table: dict[str, F], names: Iterable[str], what: str) -> Callable
         return function
 
     return register
-
-
-def extension(name: str) -> Any:
-    """A function of a room above, for a method or option that is nothing but this function."""
-    return getattr(import_module(_FUNCTIONS[name]), name)

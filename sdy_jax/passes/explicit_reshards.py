@@ -9,12 +9,12 @@ functions want. Everywhere else only unreduced axes matter, and other difference
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.extensions import extension
+from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, just_after, manual_axes, module_meshes
 from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
@@ -27,6 +27,9 @@ from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, REDUCING, UNREDUCING, SdyCollective
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+
+PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation], None]] = Extension("partition_into_reshards")
+
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
@@ -50,7 +53,7 @@ def insert_explicit_reshards(
       UnsupportedError: the full version meets an op that cannot be partitioned.
     """
     if enable_full_version:
-        extension("partition_into_reshards")(module)
+        PARTITION_INTO_RESHARDS.function(module)
         return
     known, meshes = functions(module), module_meshes(module)
     for op in Graph(module).ops:

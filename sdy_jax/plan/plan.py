@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sdy_jax.ir.extensions import extension
+from sdy_jax.ir.extensions import Extension
 from sdy_jax.plan.figures import Figures
 from sdy_jax.plan.fingerprint import fingerprint_of
 from sdy_jax.plan.questions import Questions
@@ -24,6 +24,10 @@ from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.propagation import RecordedPropagation
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.python_source.module import python_module
+
+FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
+ANALYZE: Extension[Callable[[Plan, tuple[Any, ...], Mapping[str, Any]], Any]] = Extension("analyze")
+
 
 _FIXED_UNASKED = 150
 """Ops up to which a page shows fix-its unasked: trying one takes less than half a second then (2026-11)."""
@@ -43,7 +47,7 @@ class Plan(Questions, Figures):
             print(plan.fixes)
             assert not plan.fixes  # in a test
         """
-        return extension("fixes")(self)  # type: ignore[no-any-return]
+        return FIXES.function(self)
 
     def analyze(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function, and shows measured beside estimated: the time of a call, memory, and each collective where
@@ -62,7 +66,7 @@ class Plan(Questions, Figures):
         Example:
             print(step.plan(state, batch).analyze(state, batch))
         """
-        return extension("analyze")(self, args, kwargs)
+        return ANALYZE.function(self, args, kwargs)
 
     def fingerprint(self) -> str:
         """32 hexadecimal digits that say which collectives run: their order, kinds, axes and types, the loops and

@@ -5,14 +5,15 @@ Planning keeps nothing for this but the choice itself; what is needed is made wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.extensions import extension
+from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
@@ -26,6 +27,8 @@ from sdy_jax.plan.why_collective import is_collective, why_collective
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.representation.type_text import type_text
+
+WHY_NOT_LAYOUT: Extension[Callable[[Any, str, PartitionSpec], WhyNot]] = Extension("why_not_layout")
 
 
 class Questions(PlanFacts):
@@ -111,7 +114,7 @@ class Questions(PlanFacts):
             print(plan.why_not("hidden", P("data", "model")))
         """
         if isinstance(axis, PartitionSpec):
-            return extension("why_not_layout")(self, value, axis)  # type: ignore[no-any-return]
+            return WHY_NOT_LAYOUT.function(self, value, axis)
         return self.explanation.why_not(value, axis, dim)
 
     @cached_property

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sdy_jax.ir.extensions import extension
+from sdy_jax.ir.extensions import Extension
+
+TABLE_OF: Extension[Callable[[Any, str], Any]] = Extension("table_of")
+DRAWING_OF: Extension[Callable[[Any, str], Any]] = Extension("drawing_of")
+SHOW: Extension[Callable[[str], None]] = Extension("show")
+COLOURED: Extension[Callable[[str], Any]] = Extension("coloured")
+AS_HTML: Extension[Callable[[str], str]] = Extension("as_html")
 
 
 class Printed:
@@ -31,7 +38,7 @@ class Printed:
             print(plan.table("collectives"))
             most = max(plan.table("arguments"), key=lambda row: row.bytes)
         """
-        return extension("table_of")(self.record(), name)
+        return TABLE_OF.function(self.record(), name)
 
     def draw(self, value: str) -> Any:
         """The devices that hold each block of an argument or result, to print.
@@ -45,14 +52,14 @@ class Printed:
         Example:
             print(plan.draw("params['w1']"))
         """
-        return extension("drawing_of")(self.record(), value)
+        return DRAWING_OF.function(self.record(), value)
 
     def show(self) -> None:
         """Prints the page, in colours where standard output is a terminal and `rich` is installed."""
-        extension("show")(str(self))
+        SHOW.function(str(self))
 
     def __rich__(self) -> Any:
-        return extension("coloured")(str(self))
+        return COLOURED.function(str(self))
 
     def _repr_html_(self) -> str:
-        return str(extension("as_html")(str(self)))
+        return AS_HTML.function(str(self))

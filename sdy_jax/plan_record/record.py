@@ -14,12 +14,12 @@ Lines are `file.py:42`, relative to the directory that the plan was made in, or 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sdy_jax.ir.extensions import extension
+from sdy_jax.ir.extensions import Extension
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
 from sdy_jax.plan_record.counts import check_counts
 from sdy_jax.plan_record.diff import diff
@@ -27,6 +27,9 @@ from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.printed import Printed
 from sdy_jax.plan_record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan_record.propagation import RecordedPropagation
+
+PAGE_OF: Extension[Callable[[PlanRecord], str]] = Extension("page_of")
+WRITE_PAGE: Extension[Callable[[PlanRecord, str | os.PathLike[str], PlanRecord | None], None]] = Extension("write_page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,7 @@ class PlanRecord(Printed):
         return diff(other, self)
 
     def __str__(self) -> str:
-        return str(extension("page_of")(self))
+        return PAGE_OF.function(self)
 
     def to_html(self, path: str | os.PathLike[str], against: PlanRecord | None = None) -> None:
         """Writes the plan as a page, as `Plan.to_html` does; of a plan that was read from a file, without the steps of
@@ -261,7 +264,7 @@ class PlanRecord(Printed):
         Raises:
             SdyError: the file cannot be written.
         """
-        extension("write_page")(self, path, against)
+        WRITE_PAGE.function(self, path, against)
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"

@@ -1,0 +1,1 @@
+"""Which rooms offer the functions that rooms below them declare, and which register what they bring."""
