@@ -11,8 +11,7 @@ of its results has, for all later users, its declared sharding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from jax.extend.mlir import ir
 
@@ -23,10 +22,9 @@ from sdy_jax.ir.operations import COMPUTATIONS, manual_axes, module_meshes
 from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.analysis.trip_counts import executions
 from sdy_jax.lowering.candidates.op_kinds import own_time
-from sdy_jax.lowering.insert.common_subexpressions import CommonSubexpressions
-from sdy_jax.lowering.insert.decisions import Decisions
 from sdy_jax.lowering.insert.early_reductions import reduce_early
 from sdy_jax.lowering.insert.edge_placement import EdgePlacement, OperandSlot
+from sdy_jax.lowering.insert.op_placement import OpPlacement
 from sdy_jax.lowering.insert.op_reports import OpReports
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.insert.user_collectives import is_reduction, is_user_collective, user_collective
@@ -36,13 +34,11 @@ from sdy_jax.lowering.prepare.folds import fold_settled
 from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.prepare.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.prepare.stack_narrowing import narrowed, widen_stacks
-from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.proposal.proposal import EdgeLayouts, Proposal, ProposedLayouts
 from sdy_jax.lowering.schedule.after_ops import tie
 from sdy_jax.lowering.schedule.gradient_order import order_gradients
-from sdy_jax.lowering.strategies.registry import Taken, is_forwarding, rejection, taken_by
-from sdy_jax.op_rules import has_no_rule_silently
+from sdy_jax.lowering.strategies.registry import is_forwarding, rejection
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.propagation.edge_shardings import settle_edges, state_edges
 from sdy_jax.representation.attributes import attribute_from_text
@@ -70,14 +66,13 @@ class Partitioner:
         self._layouts, self._number = ProposedLayouts(), {op: n for n, op in enumerate(graph.ops)}
         self._report = PartitionReport(setting.inputs)
         self._placement = Placement(graph, setting, self._report)
-        self._decisions = Decisions(self._placement, setting)
         self._mesh = self._placement.meshes.base
         self._reports = OpReports(self._report, self._placement, module_meshes(graph.module))
         self._edges = EdgePlacement(graph, self._placement, setting, plan)
+        self._ops = OpPlacement(self._placement, setting, self._reports, self._layouts)
         self._unneeded: list[Op] = []
         self._narrowed = narrowed(graph)
         self._waiting = [op for op in graph.ops if op.key == AFTER]
-        self._known, self._repeated = CommonSubexpressions(self._placement.origin), set[int]()
 
     def run(self) -> Proposal:
         """Rewrites the module, and says what was decided and inserted."""
@@ -123,7 +118,7 @@ class Partitioner:
         work, known, times = 0.0, dict[int, float](), dict[Block | None, int]()
         for number, decision in self._layouts.decided.items():
             op = self.graph.ops[number]
-            if number in self._repeated or all(map(self._placement.is_free, op.results)):
+            if number in self._ops.repeated or all(map(self._placement.is_free, op.results)):
                 continue
             if id(decision) not in known:  # equal ops share one
                 known[id(decision)] = own_time(decision.kind, decision.shardings, self._setting.costs, self._mesh)
@@ -213,6 +208,15 @@ class Partitioner:
         for index, value in enumerate(op.operands):
             self._placement.require(op, index, wanted.get((op, index)) or self._placement.replicated(value))
 
+    def _visit_plain(self, op: Op, following: Op) -> None:
+        if op.blocks:
+            forget_shardings_inside(op)
+        self._edges.accumulate(op)
+        number = self._number[op]
+        planned = self._plan.ops.get(number) if self._plan is not None else None
+        if self._ops.place(op, number, planned, following):
+            self._unneeded.append(op)
+
     def _forward(self, op: Op) -> None:
         """Removes an op that only states a sharding: its result becomes an alias of its operand."""
         result = op.results[0]
@@ -250,82 +254,3 @@ class Partitioner:
         source, target = self._placement[op.operands[0]], self._placement.declared(op.results[0])
         if not is_reduction(op) and not source.same_layout_as(target):
             self._report.note(op, f"cannot lead from <{source}> to <{target}>; other collectives run in its place")
-
-    def _visit_plain(self, op: Op, following: Op) -> None:
-        if op.blocks:
-            forget_shardings_inside(op)
-        self._edges.accumulate(op)
-        decision = self._decisions.of(op, self._plan.ops.get(self._number[op]) if self._plan else None)
-        if decision is None:
-            self._visit_unruled(op, following)
-            return
-        taken = taken_by(op, self._mesh, decision.shardings)
-        if taken is not None:
-            self._visit_taken(op, decision, taken, following)
-            return
-        self._layouts.decided[self._number[op]] = decision
-        if decision.at_rest:
-            self._placement.rest(op)
-            if not self._is_repeated(op, decision):
-                self._reports.sent(op, decision.shardings)
-            return
-        self._require_operands(op, decision.shardings)
-        if self._is_repeated(op, decision):
-            return
-        self._reports.decided(op, decision)
-        self._reports.sent(op, decision.shardings)
-        self._settle_results(op, decision.shardings, following)
-
-    def _visit_taken(self, op: Op, decision: Decision | None, taken: Taken, following: Op) -> None:
-        """An op that has a say in the layouts in which it runs: where those are others, it has no choice."""
-        if decision is not None and decision.shardings == taken.shardings:
-            self._layouts.decided[self._number[op]] = decision
-        else:
-            self._layouts.fixed[self._number[op]] = taken.shardings
-        if decision is not None and decision.choice.gathered:
-            self._reports.replication.add(op, decision)
-        self._require_operands(op, taken.shardings)
-        self._reports.taken(op, taken)
-        self._settle_results(op, taken.shardings, following)
-
-    def _require_operands(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
-        for index, sharding in enumerate(shardings[: len(op.operands)]):
-            self._placement.require(op, index, sharding)
-
-    def _settle_results(self, op: Op, shardings: Sequence[TensorSharding], following: Op) -> None:
-        for result, sharding in zip(op.results, shardings[len(op.operands) :], strict=True):
-            self._placement.settle(op, result, sharding, following)
-
-    def _is_repeated(self, op: Op, decision: Decision) -> bool:
-        """Whether an op before computes the same; then the results of that one stand for its own."""
-        twin = self._known.of(op, decision)
-        if twin is None:
-            return False
-        for result, other in zip(op.results, twin.results, strict=True):
-            self._placement.stand_in(result, other)
-        self._repeated.add(self._number[op])
-        self._unneeded.append(op)
-        return True
-
-    def _visit_unruled(self, op: Op, following: Op) -> None:
-        """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
-        placement = self._placement
-        here = (*placement.of(op.operands), *map(placement.declared, op.results))
-        taken = taken_by(op, self._mesh, here)
-        if taken is not None:
-            self._visit_taken(op, None, taken, following)
-            return
-        silent = has_no_rule_silently(op.name, op.text("call_target_name"))
-        free = silent and not op.operands
-        for index, value in enumerate(op.operands):
-            placement.require(op, index, placement.replicated(value))
-        self._reports.sent(op, [placement.replicated(value) for value in (*op.operands, *op.results)])
-        has_elements = any(value.shape and 0 not in value.shape for value in (*op.operands, *op.results))
-        if has_elements and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
-            self._reports.replication.add_unruled(op)
-        made = [placement.declared(result) if free else placement.replicated(result) for result in op.results]
-        # Every device computes the whole value, so it is not unreduced, even where it is declared to be.
-        made = [replace(each, unreduced_axes=()) if each.unreduced_axes else each for each in made]
-        self._layouts.fixed[self._number[op]] = (*map(placement.replicated, op.operands), *made)
-        for result, whole in zip(op.results, made, strict=True):
-            placement.settle(op, result, whole, following)
