@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from sdy_jax.annotate.manual import manual_computation
     from sdy_jax.annotate.named import named_computation
     from sdy_jax.annotate.program import Program
-    from sdy_jax.annotate.ruled import with_sharding_rule
-    from sdy_jax.annotate.shown import show_sharding
+    from sdy_jax.annotate.sharding_display import show_sharding
+    from sdy_jax.annotate.sharding_rules import with_sharding_rule
     from sdy_jax.annotate.strict import strict
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from sdy_jax.loading.load import load, loads
-    from sdy_jax.lowering.reshard.cost import CostModel
+    from sdy_jax.lowering.costs.cost_model import CostModel
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.warn import PartitionWarning
     from sdy_jax.plan_record.files import load_plan
@@ -143,8 +143,8 @@ _MODULES = {
     "sdy_jax.annotate.manual": ("manual_computation",),
     "sdy_jax.annotate.named": ("named_computation",),
     "sdy_jax.annotate.program": ("Program",),
-    "sdy_jax.annotate.ruled": ("with_sharding_rule",),
-    "sdy_jax.annotate.shown": ("show_sharding",),
+    "sdy_jax.annotate.sharding_rules": ("with_sharding_rule",),
+    "sdy_jax.annotate.sharding_display": ("show_sharding",),
     "sdy_jax.annotate.strict": ("strict",),
     "sdy_jax.contracts.budget": ("Budget",),
     "sdy_jax.calls.partition": ("partition",),
@@ -161,7 +161,7 @@ _MODULES = {
         "UnsupportedError",
     ),
     "sdy_jax.loading.load": ("load", "loads"),
-    "sdy_jax.lowering.reshard.cost": ("CostModel",),
+    "sdy_jax.lowering.costs.cost_model": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.warn": ("PartitionWarning",),
     "sdy_jax.plan_record.files": ("load_plan",),

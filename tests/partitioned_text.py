@@ -12,12 +12,12 @@ from jax.extend.mlir import ir
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.whole_program.partition import partition_whole
 from sdy_jax.passes import run_pipeline

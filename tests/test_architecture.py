@@ -22,8 +22,9 @@ ROOMS = {
     "verification": "representation ir",
     "text": "errors representation ir verification",
     "lowering.targets": "errors representation runtime",
+    "lowering.costs": "errors representation runtime lowering.targets",
     "lowering.strips": "errors representation",
-    "lowering.reshard": "errors representation runtime lowering.targets lowering.strips",
+    "lowering.reshard": "errors representation runtime lowering.targets lowering.costs lowering.strips",
     "lowering.collectives": "errors representation ir runtime lowering.targets",
     "lowering.emission": (
         "errors representation ir runtime op_rules propagation lowering.targets lowering.strips lowering.reshard "
@@ -35,31 +36,32 @@ ROOMS = {
     ),
     "lowering.analysis": (
         "errors representation ir runtime annotate op_rules propagation verification lowering.targets "
-        "lowering.reshard lowering.emission lowering.strategies"
+        "lowering.costs lowering.reshard lowering.emission lowering.strategies"
     ),
     "lowering.interface": (
-        "representation ir op_rules lowering.targets lowering.reshard lowering.collectives lowering.analysis"
+        "representation ir op_rules lowering.targets lowering.costs lowering.collectives lowering.analysis"
     ),
-    "lowering.candidates": "representation ir op_rules lowering.reshard lowering.strategies lowering.analysis",
-    "lowering.proposal": "representation ir lowering.reshard lowering.analysis lowering.interface lowering.candidates",
+    "lowering.candidates": (
+        "representation ir op_rules lowering.costs lowering.reshard lowering.strategies lowering.analysis"
+    ),
+    "lowering.proposal": "representation ir lowering.costs lowering.analysis lowering.interface lowering.candidates",
     "lowering.prepare": (
-        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis "
-        "lowering.interface"
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
     ),
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
-        "representation ir runtime op_rules lowering.targets lowering.reshard lowering.collectives "
+        "representation ir runtime op_rules lowering.targets lowering.costs lowering.collectives "
         "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.prepare "
         "lowering.memory"
     ),
     "lowering.insert": (
-        "errors representation ir op_rules propagation lowering.targets lowering.reshard lowering.emission "
-        "lowering.strategies lowering.analysis lowering.interface lowering.candidates lowering.proposal "
-        "lowering.prepare lowering.schedule"
+        "errors representation ir op_rules propagation lowering.targets lowering.costs lowering.reshard "
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.candidates "
+        "lowering.proposal lowering.prepare lowering.schedule"
     ),
     "lowering.model": (
-        "representation ir op_rules lowering.targets lowering.reshard lowering.strategies lowering.analysis "
-        "lowering.interface lowering.candidates lowering.proposal"
+        "representation ir op_rules lowering.targets lowering.costs lowering.reshard lowering.strategies "
+        "lowering.analysis lowering.interface lowering.candidates lowering.proposal"
     ),
     "lowering.solve": "errors representation lowering.model",
     "lowering.whole_program": (
@@ -79,8 +81,8 @@ ROOMS = {
     "lowering": "",
     "passes": "errors representation ir runtime annotate op_rules propagation text",
     "partitioning": (
-        "errors jax_internals representation ir runtime op_rules propagation verification lowering.reshard "
-        "lowering.emission lowering.strategies lowering.interface lowering.insert passes"
+        "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
+        "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
     "plan_record": "errors representation ir",
     "plan_page": "errors representation plan_record",
@@ -90,7 +92,7 @@ ROOMS = {
     ),
     "plan_html": "plan_record",
     "plan": (
-        "errors representation ir runtime annotate op_rules propagation lowering.targets lowering.reshard "
+        "errors representation ir runtime annotate op_rules propagation lowering.targets lowering.costs "
         "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.memory lowering.model "
         "lowering.solve lowering.whole_program lowering.recomputation lowering.blocking passes plan_record "
         "plan_page python_source"
@@ -107,12 +109,12 @@ ROOMS = {
     "processes": "errors jax_internals representation ir runtime plan",
     "contracts": "errors representation ir op_rules lowering.interface plan_record plan",
     "calls": (
-        "errors jax_internals representation ir runtime annotate lowering.targets lowering.reshard "
+        "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
         "lowering.emission lowering.interface plan shard loading processes contracts"
     ),
     "spec_trees": "errors representation annotate",
     "pytest_plugin": "",
-    "testing": "errors lowering.reshard plan_record plan calls pytest_plugin",
+    "testing": "errors lowering.costs plan_record plan calls pytest_plugin",
     "commands": (
         "errors representation ir runtime annotate verification text lowering.targets passes plan_record plan "
         "shard loading contracts calls"
@@ -123,7 +125,7 @@ ROOMS = {
     ),
     "__main__": "commands",
     "__init__": (
-        "errors representation annotate lowering.reshard passes plan_record plan shard loading contracts calls "
+        "errors representation annotate lowering.costs passes plan_record plan shard loading contracts calls "
         "spec_trees testing registration"
     ),
 }

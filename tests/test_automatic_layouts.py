@@ -17,7 +17,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.targets import target
 from sdy_jax.op_rules import RuleBook
-from sdy_jax.plan import automatic, build
+from sdy_jax.plan import auto_layouts, build
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.expert_parallel import expert_parallel
 from sdy_jax.plan.tensor_parallel import tensor_parallel
@@ -180,7 +180,7 @@ def test_state_is_split_within_slices_and_the_batch_between_them():
 
 def test_layouts_that_keep_within_slices_are_tried_too(monkeypatch):
     tried = []
-    monkeypatch.setattr(automatic.UsualLayouts, "borders", recorded(automatic.UsualLayouts.borders, tried))
+    monkeypatch.setattr(auto_layouts.UsualLayouts, "borders", recorded(auto_layouts.UsualLayouts.borders, tried))
     costs = sdy.CostModel.of_machine("h100", ("x", "y"), bandwidth={"x": 25e9})
     sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, costs=costs).plan(*arguments())
     assert [usual.slow for usual in tried] == [(), {"x"}]
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_not_chosen_where_a_usual_layout_fits(monkeypatch):
     assert plan.memory.peak > limit
     auto.clear_cache()
     monkeypatch.setattr(build._Making, "_freed", lambda *_: (chosen, {}))
-    monkeypatch.setattr(automatic, "_cost", lambda plan: 0.0)
+    monkeypatch.setattr(auto_layouts, "_cost", lambda plan: 0.0)
     monkeypatch.setattr(target, "memory_of", lambda mesh: limit / 0.9)
     assert auto.plan(*args).memory.peak <= limit
 

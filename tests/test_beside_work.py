@@ -4,7 +4,7 @@ import pytest
 from partitioned_text import LOCAL, partition_report
 from sharding_dump import parse
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.targets.registry import family_of_platform
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.mesh import AxisRef, Mesh

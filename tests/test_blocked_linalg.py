@@ -13,7 +13,7 @@ from test_orders import agreed, check_inside, rarely, split
 from test_uneven import normal
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies import linalg, shards, tall_qr
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")

@@ -9,9 +9,9 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.lowering.candidates import tensor_views
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 
 DOT = '"stablehlo.dot_general"(%a, %b) {{dot_dimension_numbers = #stablehlo.dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [0]>, {out}}} : (tensor<64x128xf32>, tensor<128x32xf32>) -> tensor<64x32xf32>'
 ADD = "stablehlo.add %a, %b {{{out}}} : tensor<64x128xf32>"

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from sdy_jax.errors import InternalError, SdyError
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.states import same_cost
 from sdy_jax.lowering.targets.tiles import LastCut, last_cut
 from sdy_jax.lowering.targets.tpu import TPU

@@ -16,10 +16,10 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.collectives.data_movement import permutation_pairs
 from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, groups_of_axes, spans
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import

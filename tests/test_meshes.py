@@ -22,9 +22,9 @@ import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.analysis.verifier import verify_partitioned
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis, parse_mesh

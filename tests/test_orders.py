@@ -15,7 +15,7 @@ from test_uneven import normal
 
 import sdy_jax as sdy
 from sdy_jax.lowering.collectives import lax_collectives
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies import cumulative
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.lowering.reshard.routes import RoutePrices, classes
 from sdy_jax.lowering.reshard.routes.space import is_small

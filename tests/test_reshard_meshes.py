@@ -13,9 +13,9 @@ from sdy_oracle import run_passes
 from test_resharding import mesh_of, random_sharding, sharding
 from test_resharding_oracle import wire_bytes
 
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard import solution as resharding
 from sdy_jax.lowering.reshard.across_meshes import plan_across
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import Mesh
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from reshard_simulator import Simulator
 
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard import solution as resharding
 from sdy_jax.lowering.reshard.bound import least_time
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding

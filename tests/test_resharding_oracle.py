@@ -10,7 +10,7 @@ from jax.interpreters import mlir
 from reshard_simulator import Simulator
 from test_resharding import mesh_of, random_sharding, sharding
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.attributes import sharding_from_attribute
 from sdy_jax.representation.mesh import axes_size

@@ -15,7 +15,7 @@ from test_totals import OPTIONS
 from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")

@@ -19,7 +19,7 @@ from jax.interpreters.mlir import make_ir_context
 
 import sdy_jax as sdy
 from sdy_jax.lowering.analysis.verifier import verify_partitioned
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.testing import assert_same
 
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))

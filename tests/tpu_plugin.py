@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 
 import sdy_jax as sdy
 from sdy_jax import testing
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
 
 SLICES = {8: "v5e:2x4", 16: "v5e:4x4"}

@@ -15,8 +15,8 @@ from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import manual_axes
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.across_meshes import plan_across
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.plan import ReshardPlan
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.lowering.strategies.registry import cuts_no_axes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.fusion import fuses, is_product, is_sum, moves, readers
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies.registry import OPEN_PRECISION
 from sdy_jax.representation.sdy_collectives import MOVING, ops_of
 

@@ -13,7 +13,7 @@ from sdy_jax.lowering.analysis.fusion import Touched
 from sdy_jax.lowering.candidates.assignments import Space, considered_lists, spaces
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, TensorView, views
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size

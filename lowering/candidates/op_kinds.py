@@ -10,7 +10,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.analysis.factors import factor_axes
 from sdy_jax.lowering.analysis.fusion import Touched
 from sdy_jax.lowering.candidates.candidate_prices import operations_in_shards, touched_bytes
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.registry import depends_on_signature_only

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.factors import Assignment, are_apart
 from sdy_jax.lowering.analysis.fusion import Touched
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh

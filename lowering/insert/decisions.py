@@ -12,10 +12,10 @@ from sdy_jax.lowering.analysis.trip_counts import times_as_often
 from sdy_jax.lowering.candidates.choice import choose, gathered_factors
 from sdy_jax.lowering.candidates.op_kinds import Kind, Kinds
 from sdy_jax.lowering.candidates.op_problem import Choice, OpProblem, Tensor
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.placement import Placement, has_one_user
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.proposal.decision import Decision, Shardings
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.sharding import TensorSharding

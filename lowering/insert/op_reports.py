@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import module_meshes
 from sdy_jax.lowering.emission.wire_bytes import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.insert.replication_notes import ReplicationNotes
@@ -13,7 +16,7 @@ from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.strategies.registry import Taken, sent_by
 from sdy_jax.representation.axes import braces, sort_axes
-from sdy_jax.representation.mesh import Mesh, axes_size
+from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -21,8 +24,8 @@ from sdy_jax.representation.sharding import TensorSharding
 class OpReports:
     """The reports of a program's ops. `replication`: the notes on those that could not be sharded."""
 
-    def __init__(self, report: PartitionReport, placement: Placement, meshes: Mapping[str, Mesh]):
-        self._report, self._placement, self._meshes = report, placement, meshes
+    def __init__(self, report: PartitionReport, placement: Placement, module: ir.Operation):
+        self._report, self._placement, self._module = report, placement, module
         self._mesh = placement.meshes.base
         self.replication = ReplicationNotes(placement, report, self._mesh)
 
@@ -52,8 +55,9 @@ class OpReports:
         """Reports the permutes that bring arguments to a mesh with the devices in another order, and results back."""
         base = self._placement.meshes.base_name
         away = [pair for pair in zip(values, shardings, strict=True) if pair[1].mesh != base]
+        meshes = module_meshes(self._module) if away else {}  # of the module as it is by now
         for value, sharding in away:
-            sent = sent_at_border(value, sharding, self._mesh, self._meshes)
+            sent = sent_at_border(value, sharding, self._mesh, meshes)
             if sent and value.uses:
                 self._report.add(Moved(CollectiveSummary("collective_permute"), sharding, sent), value, at, cause)
 

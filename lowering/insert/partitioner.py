@@ -18,7 +18,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Block, Graph, Op
-from sdy_jax.ir.operations import COMPUTATIONS, manual_axes, module_meshes
+from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.analysis.trip_counts import executions
 from sdy_jax.lowering.candidates.op_kinds import own_time
@@ -67,7 +67,7 @@ class Partitioner:
         self._report = PartitionReport(setting.inputs)
         self._placement = Placement(graph, setting, self._report)
         self._mesh = self._placement.meshes.base
-        self._reports = OpReports(self._report, self._placement, module_meshes(graph.module))
+        self._reports = OpReports(self._report, self._placement, graph.module)
         self._edges = EdgePlacement(graph, self._placement, setting, plan)
         self._ops = OpPlacement(self._placement, setting, self._reports, self._layouts)
         self._unneeded: list[Op] = []

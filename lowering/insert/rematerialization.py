@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
 from sdy_jax.lowering.analysis.free_values import MAX_CHAIN, can_rematerialize
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, strategies_of
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule

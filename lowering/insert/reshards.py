@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
 from sdy_jax.lowering.analysis.rounding import rounded_values
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.wire_bytes import sent_by_step
 from sdy_jax.lowering.interface.collective_record import Moved
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.lines import Lines, along_lines
 from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
 from sdy_jax.lowering.targets.tiles import last_cut

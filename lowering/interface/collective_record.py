@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.locations import SourcePlace, place_of
 from sdy_jax.lowering.analysis.trip_counts import UNKNOWN
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.targets.tiles import LastCut
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh

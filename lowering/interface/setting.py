@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.policy import Policy
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules import RuleBook
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.lowering.analysis.factors import canonical
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.routes import RoutePrices
 from sdy_jax.lowering.reshard.step_counts import steps_between
 from sdy_jax.lowering.targets.family import Arrays

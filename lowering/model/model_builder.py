@@ -19,6 +19,7 @@ from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.rounding import held_rounded, rounded_values, sums_of
 from sdy_jax.lowering.analysis.trip_counts import trips
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.constraint_candidates import ConstraintCandidates
 from sdy_jax.lowering.model.enumeration import Candidate
@@ -30,7 +31,6 @@ from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.proposal.proposal import Proposal
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.op_rules.dataflow import EdgeKind, edges_of, is_data_flow
 from sdy_jax.op_rules.predicates import is_elementwise

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.candidates.op_kinds import Kind, operations_done, work_time
 from sdy_jax.lowering.candidates.op_problem import OpProblem, Tensor
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.model.enumeration import Candidate, every_candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.proposal.decision import Decision
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import SENT, sent_by
 from sdy_jax.representation.mesh import AxisRef

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import Mesh

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sdy_jax.errors import InternalError
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.major_parts import with_cuts
+from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.costs.major_parts import with_cuts
 from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.lowering.reshard.problem import ReshardProblem
 from sdy_jax.lowering.reshard.solution import priced

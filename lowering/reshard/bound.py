@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.atom_cuts import refined
 from sdy_jax.lowering.reshard.atoms import AtomNames, pieces_of_atom, problem_of
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.plan import ReshardPlan
 from sdy_jax.lowering.reshard.solution import solved
 from sdy_jax.representation.mesh import Mesh

@@ -14,12 +14,12 @@ from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.collectives.data_movement import permutation_pairs
 from sdy_jax.lowering.collectives.packing import stacks
 from sdy_jax.lowering.collectives.reductions import has_native_all_reduce
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.policy import Combining
 from sdy_jax.lowering.prepare.dead_code import has_effect
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import SENT
 from sdy_jax.lowering.targets.tiles import LANES, in_lanes

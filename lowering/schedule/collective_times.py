@@ -12,8 +12,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.analysis.critical_path import CriticalPath
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import Mesh
 
 

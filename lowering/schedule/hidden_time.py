@@ -15,8 +15,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.analysis.trip_counts import trips
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.lowering.targets.compiler import Compiler
 from sdy_jax.representation.mesh import Mesh

@@ -14,11 +14,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.analysis.trip_counts import trip_count
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.prefetching import ahead
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.memory.peak import peak_of
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.schedule.marks import HiddenCollectives
 from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.lowering.targets.target import Target

@@ -21,10 +21,10 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.critical_path import CriticalPath
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.schedule.marks import HiddenCollectives
 from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers

@@ -6,7 +6,7 @@ import math
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 
 

@@ -22,7 +22,7 @@ from . import (  # noqa: F401
     reduction,
     reshape,
     rolling,
-    rounded,
+    rounding,
     scatter,
     shape,
     slicing,

@@ -27,7 +27,7 @@ from sdy_jax.lowering.strategies.shards import block_shape, mask_padding
 from sdy_jax.op_rules.op_attributes import WindowDimension, window
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.runtime.apart import apart
+from sdy_jax.runtime.evaluation import apart
 
 
 class Monoid(NamedTuple):

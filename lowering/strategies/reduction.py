@@ -22,7 +22,7 @@ from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.runtime.apart import apart
+from sdy_jax.runtime.evaluation import apart
 
 runs_part_by_part("stablehlo.reduce")
 

@@ -30,7 +30,7 @@ from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_
 from sdy_jax.lowering.strategies.shards import block_shape, mask_padding, offset
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.runtime.apart import apart
+from sdy_jax.runtime.evaluation import apart
 
 
 @strategies("stablehlo.sort")

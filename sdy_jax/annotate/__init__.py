@@ -11,5 +11,5 @@ from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
     custom_partitioning,
     groups,
     named,
-    ruled,
+    sharding_rules,
 )

@@ -20,15 +20,15 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
+from sdy_jax.annotate.callback_order import Ordered
 from sdy_jax.annotate.failures import Guarded
 from sdy_jax.annotate.host_calls import Bind, host_call
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.annotate.unordered import Ordered
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, call_function
 from sdy_jax.jax_internals import CALLBACKS, effects_of, has_ordered
-from sdy_jax.runtime.waiting import Waited
+from sdy_jax.runtime.callback_waits import Waited
 
 
 def _emit(

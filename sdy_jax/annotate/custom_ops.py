@@ -17,7 +17,7 @@ from jax.interpreters import ad, mlir
 
 from sdy_jax.annotate import regions
 from sdy_jax.annotate.regions import Region
-from sdy_jax.annotate.ruled import Mapped, jvp_of, parsed_rule, with_factor
+from sdy_jax.annotate.sharding_rules import Mapped, jvp_of, parsed_rule, with_factor
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, call_function

@@ -14,19 +14,19 @@ from jax.extend.mlir import ir
 from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
+from sdy_jax.annotate import callbacks, checks, scans, sharding_inspection  # noqa: F401  (register how they are written)
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
 from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.border_types import argument_type, in_memory, in_stated_type, on_mesh, type_of_result, with_type
+from sdy_jax.annotate.callback_order import unordered
 from sdy_jax.annotate.equations import named_axes
+from sdy_jax.annotate.explicit_shardings import marked, settle_types
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
-from sdy_jax.annotate.unordered import unordered
-from sdy_jax.annotate.written import marked, settle_types
 from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED

@@ -12,9 +12,11 @@ from jax.sharding import NamedSharding
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.user_function import in_name_of
+from sdy_jax.calls.abstract_meshes import check_has_devices, described
+from sdy_jax.calls.argument_moves import OnMovedArguments
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
-from sdy_jax.calls.donated import warn_of_unusable
+from sdy_jax.calls.donation import warn_of_unusable
 from sdy_jax.calls.formats import (
     are_spelled_otherwise,
     formats_of_arguments,
@@ -23,12 +25,10 @@ from sdy_jax.calls.formats import (
     shardings_of_results,
     states_layouts,
 )
-from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.stages import lowered_arguments
-from sdy_jax.calls.without_devices import check_has_devices, described
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
@@ -46,7 +46,7 @@ from sdy_jax.plan.build import collection_paused
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.processes.comparison import are_several
-from sdy_jax.processes.lowered import ComparedLowered
+from sdy_jax.processes.lowered_program import ComparedLowered
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.representation.types import explicit_axes

@@ -12,8 +12,8 @@ import numpy as np
 from sdy_jax.calls.several_meshes import check_meshes, meshes_of
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.errors import SdyError, with_article
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.policy import LAYOUTS, UNEVEN, Combining, Policy
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text

@@ -14,7 +14,7 @@ from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.loading.loaded_function import prepared
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.representation.named import AnyMesh
 
 

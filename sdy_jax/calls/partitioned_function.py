@@ -28,8 +28,8 @@ from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.failures import tell_of_failures
 from sdy_jax.representation.types import explicit_axes
+from sdy_jax.runtime.callback_waits import is_called_back, waits_forever
 from sdy_jax.runtime.devices import lowering_platform
-from sdy_jax.runtime.waiting import is_called_back, waits_forever
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")

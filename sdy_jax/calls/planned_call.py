@@ -15,17 +15,17 @@ from jax.sharding import NamedSharding
 
 from sdy_jax.calls.derivatives import Partition, Planned, derivatives_of, smooth_results, specs
 from sdy_jax.calls.linear_map import Flat, place_of
-from sdy_jax.calls.live import LiveFunction
+from sdy_jax.calls.live_arguments import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
 from sdy_jax.jax_internals import effects_of_checks, with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
+from sdy_jax.plan.axis_removal import without_axes
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.without_axes import without_axes
-from sdy_jax.processes.compared import compared
 from sdy_jax.processes.comparison import are_several, compare
+from sdy_jax.processes.comparison_primitive import compared
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding

@@ -19,17 +19,17 @@ from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program, from_function
 from sdy_jax.annotate.strict import strict
 from sdy_jax.annotate.user_function import check_call, check_function, function_name, function_signature, in_name_of
+from sdy_jax.calls.abstract_meshes import on_devices_of, with_devices
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
-from sdy_jax.calls.donated import donated_leaves
+from sdy_jax.calls.donation import donated_leaves
 from sdy_jax.calls.meshes import check_context, mesh_inside, mesh_of_call, stated_mesh, type_beside_context
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
-from sdy_jax.calls.replanned import changes
+from sdy_jax.calls.replanning import changes
 from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.traces import Trace, is_planned, key_of_trace, trace_of
-from sdy_jax.calls.without_devices import on_devices_of, with_devices
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames

@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from sdy_jax.annotate import regions
 from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
 from sdy_jax.calls.linear_map import Flat, in_type_of
-from sdy_jax.calls.with_tangents import WithTangents, mapped
+from sdy_jax.calls.tangent_op import WithTangents, mapped
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.jax_internals import debug_effect, lowered_in_place, mapped_results, on_checkify, runs_again
 from sdy_jax.representation.sharding import OPEN, TensorSharding

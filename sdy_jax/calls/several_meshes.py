@@ -13,7 +13,7 @@ import numpy as np
 from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.errors import MemoryLimitError, ShardingError
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.mesh import Mesh

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, SymbolicSizes
-from sdy_jax.calls import unplanned
+from sdy_jax.calls import symbolic_calls
 from sdy_jax.calls.formats import says_all, stated_sharding
 from sdy_jax.calls.jitted_function import JittedFunction
-from sdy_jax.calls.mapped_later import MappedLater
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.references import VALUES, ReferenceCall, bring, check_split, of_values
 from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
+from sdy_jax.calls.vmapped_calls import MappedLater
 from sdy_jax.runtime.boundary import is_whole_elsewhere
 from sdy_jax.runtime.layouts import layout_of
 
@@ -56,7 +56,7 @@ class SpecialCalls:
         except NamesMappedAxes:
             return special(self._mapped_later)
         except SymbolicSizes:
-            return special(self._jitted.jit(unplanned.with_stated_shardings(self._function)))
+            return special(self._jitted.jit(symbolic_calls.with_stated_shardings(self._function)))
         return found
 
     def staged(self, stage: str, ordinary: Ordinary, args: Any, kwargs: Any) -> Any:
@@ -107,9 +107,9 @@ class SpecialCalls:
         self._closed_over += error.refs
 
     def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
-        run = unplanned.with_stated_shardings(self._function)
-        args, kwargs = unplanned.ahead(self._function, args, kwargs)
-        jitted = self._jitted.jit(run, out_shardings=unplanned.of_results(self._function, run, args, kwargs))
+        run = symbolic_calls.with_stated_shardings(self._function)
+        args, kwargs = symbolic_calls.ahead(self._function, args, kwargs)
+        jitted = self._jitted.jit(run, out_shardings=symbolic_calls.of_results(self._function, run, args, kwargs))
         return getattr(jitted, stage)(*args, **kwargs)
 
     def _with_refs(self, of_values: Any, /, *args: Any, **kwargs: Any) -> Any:

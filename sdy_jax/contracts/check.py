@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdy_jax.contracts.budget import Budget
-from sdy_jax.contracts.unasked import unasked
+from sdy_jax.contracts.implicit_moves import unasked
 from sdy_jax.errors import ContractError, ShardingError
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.recording.collectives import recorded_collectives

@@ -35,7 +35,7 @@ AFTER = "sdy_jax.after"
 
 ROUNDED = "sdy_jax.rounded"
 """That of a sum in another type; partial ones are rounded one by one, as a product in that type rounds them;
-`lowering/strategies/rounded.py`."""
+`lowering/strategies/rounding.py`."""
 
 PARTITIONED = "sdy_jax.custom_partitioning"
 """That of one whose function is asked in which layouts it runs."""

@@ -24,11 +24,11 @@ from sdy_jax.ir.operations import (
 )
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
 from sdy_jax.jax_internals import listed_replica_groups
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh
 from sdy_jax.passes.inline_calls import inline_calls

@@ -23,11 +23,11 @@ from sdy_jax.ir.operations import (
     pre_order,
     terminator_of,
 )
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks

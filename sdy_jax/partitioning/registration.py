@@ -11,7 +11,7 @@ from sdy_jax.partitioning.manual import (
 )
 from sdy_jax.partitioning.reshards import optimize_collectives, reshards_to_collectives
 from sdy_jax.partitioning.single_device import resolve_single_device_shardings
-from sdy_jax.partitioning.unreduced import verify_unreduced_axes
+from sdy_jax.partitioning.unreduced_values import verify_unreduced_axes
 from sdy_jax.passes.registry import PASSES
 
 PASSES.update(

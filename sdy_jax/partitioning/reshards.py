@@ -9,11 +9,11 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import module_meshes, pre_order
 from sdy_jax.ir.stored_shardings import mesh_of
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.inserted_ops import create_collective
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.partitioning.chains import RESHARD, Chain, chains, closed
 from sdy_jax.passes.inline_calls import inline_calls

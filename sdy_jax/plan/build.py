@@ -19,27 +19,27 @@ from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.blocking.partition import partition
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting, limit
 from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.recomputation.segment_prices import Mark
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.whole_program.partition import best_border
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
-from sdy_jax.plan.automatic import Border, automatic_plan
+from sdy_jax.plan.auto_layouts import Border, automatic_plan
 from sdy_jax.plan.boundary import boundary_values
 from sdy_jax.plan.checkpoint_names import checkpoint_names
 from sdy_jax.plan.dump import Dump, dump_of, ignore
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG, Tell, progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
-from sdy_jax.plan.shown import report_shown
+from sdy_jax.plan.sharding_display import report_shown
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 """Functions from a traced module to notes for its plan, registered by dialects."""

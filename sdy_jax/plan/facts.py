@@ -12,19 +12,19 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
 from sdy_jax.lowering.interface.policy import Policy
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.plan.automatic_layouts import AutomaticLayouts
+from sdy_jax.plan.auto_layout_notes import AutomaticLayouts
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.border_specs import specs_of
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.proposal import PlannedWith
-from sdy_jax.plan_record.printed import Printed
+from sdy_jax.plan_record.printing import Printed
 from sdy_jax.representation.sharding import TensorSharding
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from sdy_jax.ir.graph import Value
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import LayoutChoice
 from sdy_jax.lowering.interface.report import PartitionReport, is_input
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.enumeration import Candidate
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.solve.certificate import Certificate, certified
 from sdy_jax.lowering.solve.clusters import Term, around, clusters, compared, improved_near, set_back
 from sdy_jax.lowering.whole_program.reconstruction import Reconsidered

@@ -9,10 +9,10 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.operations import body_of, copied, main_function, terminator_of
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import available
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.even_results import put_results_on_whole_axes
 

@@ -24,7 +24,7 @@ from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, Recor
 from sdy_jax.plan_record.counts import check_counts
 from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
-from sdy_jax.plan_record.printed import Printed
+from sdy_jax.plan_record.printing import Printed
 from sdy_jax.plan_record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan_record.propagation import RecordedPropagation
 

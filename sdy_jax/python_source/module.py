@@ -22,7 +22,7 @@ from sdy_jax.python_source.blocks import INDENT, BlockWriter
 from sdy_jax.python_source.border import Signature, result_text, signature_of
 from sdy_jax.python_source.constants import constants_text
 from sdy_jax.python_source.expressions import Expr, tuple_text
-from sdy_jax.python_source.formatted import formatted
+from sdy_jax.python_source.formatting import formatted
 from sdy_jax.python_source.helpers import helper_imports, helper_text, wrapped
 from sdy_jax.python_source.layers import with_layers
 from sdy_jax.python_source.literals import dtype_text, shape_text, spec_text
@@ -30,7 +30,7 @@ from sdy_jax.python_source.loops import with_plain_loops
 from sdy_jax.python_source.names import identifier
 from sdy_jax.python_source.sources import Sources
 from sdy_jax.python_source.steps import Block, without_dead_steps
-from sdy_jax.python_source.traced import Traced, trace
+from sdy_jax.python_source.trace import Traced, trace
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal  # type: ignore[attr-defined, unused-ignore]
 
 from sdy_jax.python_source.renamed_axes import ON_USER_AXES
-from sdy_jax.python_source.simplified import Simplifier
+from sdy_jax.python_source.simplification import Simplifier
 from sdy_jax.python_source.steps import Block, Step, Value
 
 _CALLS = {

@@ -11,8 +11,8 @@ from sdy_jax.ir.extensions import offer
 
 if TYPE_CHECKING:
     from sdy_jax.annotate.program import LOADS, RUN_LOCAL
-    from sdy_jax.fixes.asked import why_not_layout
     from sdy_jax.fixes.fixes import fixes
+    from sdy_jax.fixes.layout_questions import why_not_layout
     from sdy_jax.loading.load import loads
     from sdy_jax.lowering import strategies as strategies
     from sdy_jax.measuring.analyze import analyze
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sdy_jax.plan_page.page import page_of
     from sdy_jax.plan_page.tables import table_of
     from sdy_jax.plan_page.terminal import as_html, coloured, show
-    from sdy_jax.plan_record.printed import AS_HTML, COLOURED, DRAWING_OF, SHOW, TABLE_OF
+    from sdy_jax.plan_record.printing import AS_HTML, COLOURED, DRAWING_OF, SHOW, TABLE_OF
     from sdy_jax.plan_record.record import PAGE_OF, WRITE_PAGE
     from sdy_jax.shard import registration as dialects  # noqa: F401
     from sdy_jax.shard.local_program import run_local
@@ -60,7 +60,7 @@ OFFERED = {
     "run_local": "sdy_jax.shard.local_program",
     "show": "sdy_jax.plan_page.terminal",
     "table_of": "sdy_jax.plan_page.tables",
-    "why_not_layout": "sdy_jax.fixes.asked",
+    "why_not_layout": "sdy_jax.fixes.layout_questions",
     "write_page": "sdy_jax.plan_html.page",
 }
 """What methods of a class, or options of a pass, offer that rooms above do: the module of each function."""

@@ -10,7 +10,7 @@ from itertools import combinations, compress, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.routes.outside import Steps, shortened
 from sdy_jax.lowering.reshard.routes.paths import Ends, Matrix, shortest
 from sdy_jax.lowering.reshard.routes.space import Lanes, Rates, Space, is_small, space_of, used

@@ -8,7 +8,7 @@ from itertools import compress
 
 import numpy as np
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard, strips_time
 from sdy_jax.lowering.reshard.routes.classes import ShapeClass, times_between
 from sdy_jax.lowering.reshard.routes.paths import Matrix

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.recording.ops import OpRecords, by_location
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors

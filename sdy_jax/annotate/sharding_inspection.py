@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sdy_jax.annotate.shown import Shown
+from sdy_jax.annotate.sharding_display import Shown
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.ir.custom_ops import INSPECTED, Callback, call_function
 from sdy_jax.jax_internals import inspect_sharding_p

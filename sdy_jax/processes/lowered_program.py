@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from sdy_jax.processes.compared import Check
+from sdy_jax.processes.comparison_primitive import Check
 
 
 class ComparedLowered(jax.stages.Lowered):

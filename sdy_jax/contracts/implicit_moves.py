@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from sdy_jax.contracts.asked import Asked
+from sdy_jax.contracts.requests import Asked
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.locations import has_strict_regions, place_of, strict_axes
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord

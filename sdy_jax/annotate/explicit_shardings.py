@@ -14,7 +14,7 @@ from jax.extend.core import Primitive  # type: ignore[attr-defined, unused-ignor
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.annotate.rewritten import Rewriting
+from sdy_jax.annotate.rewriting import Rewriting
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.ir.operations import (
     CALL,

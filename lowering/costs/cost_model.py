@@ -13,10 +13,10 @@ from pathlib import Path
 
 import jax
 
-from sdy_jax.lowering.reshard.machine_costs import axes_over_network, measured_fields, published_fields
-from sdy_jax.lowering.reshard.major_parts import cut as cut_at
-from sdy_jax.lowering.reshard.major_parts import major_parts, part_name
-from sdy_jax.lowering.reshard.per_axis import PerAxis, numbers_of, of_axis
+from sdy_jax.lowering.costs.machine_costs import axes_over_network, measured_fields, published_fields
+from sdy_jax.lowering.costs.major_parts import cut as cut_at
+from sdy_jax.lowering.costs.major_parts import major_parts, part_name
+from sdy_jax.lowering.costs.per_axis import PerAxis, numbers_of, of_axis
 from sdy_jax.lowering.targets.calibration import Calibration, Sizes, calibrated, default_path
 from sdy_jax.lowering.targets.rates import TABLE, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.registry import family_of_platform, machines

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sdy_jax.annotate.rewritten import Rewriting
+from sdy_jax.annotate.rewriting import Rewriting
 from sdy_jax.jax_internals import CALLBACKS, debug_callback_p, debug_effect, has_ordered
 
 
