@@ -177,6 +177,14 @@ def test_a_room_imports_from_the_rooms_below_that_it_names(module: str) -> None:
     assert taken <= set(ROOMS[room].split())
 
 
+def test_there_is_no_circle_of_modules() -> None:
+    """Not even of those that only type checkers import."""
+    left = {name: {other for other in imports(path) if other in MODULES} - {name} for name, path in MODULES.items()}
+    while free := {name for name, taken in left.items() if not taken & left.keys()}:
+        left = {name: taken for name, taken in left.items() if name not in free}
+    assert not left
+
+
 def test_what_rooms_offer_to_rooms_below_is_imported_where_it_is_registered() -> None:
     """So that the list of rooms has it, and type checkers see whether it is what the room below declares."""
     from sdy_jax.registration.extensions import OFFERED, REGISTERING

@@ -114,7 +114,7 @@ def best_plan(meshes: Sequence[AnyMesh], planned: Callable[[int], Plan]) -> tupl
             compared.append(ComparedMesh.refused(mesh_from_jax(mesh), error))
             problems.append(error.with_traceback(None))  # which keeps what it was raised in
         else:
-            compared.append(ComparedMesh.of(plan))
+            compared.append(plan.compared)
             best = (number, plan) if best is None or compared[-1].rank < compared[best[0]].rank else best
             del plan
         gc.collect()  # what is left of a plan refers to itself

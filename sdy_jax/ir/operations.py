@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jax.extend.mlir import ir
 
@@ -11,10 +11,20 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.representation.attributes import manual_axes_from_attribute, mesh_from_attribute
 from sdy_jax.representation.mesh import Mesh
 
-if TYPE_CHECKING:
-    from sdy_jax.ir.graph import Op
-
 T = TypeVar("T")
+
+
+class AnyOp(Protocol):
+    """An op of a module, or of a graph."""
+
+    @property
+    def name(self) -> str:
+        """That of the op, with its dialect."""
+
+    @property
+    def attributes(self) -> Any:
+        """By their names."""
+
 
 CALL = "func.call"
 COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
@@ -141,12 +151,12 @@ def calls_in(op: ir.Operation) -> list[ir.Operation]:
     return named(op, CALL)
 
 
-def callee_of(call: ir.Operation | Op) -> str:
+def callee_of(call: AnyOp) -> str:
     """The name of the function that is called."""
     return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
 
 
-def manual_axes(op: ir.Operation | Op) -> tuple[str, ...]:
+def manual_axes(op: AnyOp) -> tuple[str, ...]:
     """The manual axes of a manual computation; none for other ops."""
     if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
         return ()

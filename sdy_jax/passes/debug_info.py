@@ -18,7 +18,8 @@ from sdy_jax.ir.operations import post_order, pre_order
 from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
-from sdy_jax.propagation.record import Event, FunctionResult, RecordedStep
+from sdy_jax.propagation.record import Event, RecordedStep
+from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import EDGES, NO_VALUE, ValueIds
 from sdy_jax.representation.attributes import (
     propagation_edges_to_attribute,

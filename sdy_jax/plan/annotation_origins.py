@@ -12,7 +12,7 @@ from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.plan.derived_types import is_derived_result
 from sdy_jax.plan.naming import Naming
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import EdgeOp
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sharding import TensorSharding

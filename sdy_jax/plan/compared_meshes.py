@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sdy_jax.errors import MemoryLimitError
 from sdy_jax.plan.estimated_time import EstimatedTime
 from sdy_jax.representation.mesh import Mesh
-
-if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
 
 
 class ComparedMesh(NamedTuple):
@@ -28,10 +25,6 @@ class ComparedMesh(NamedTuple):
     wire_bytes: float
     peak: float
     fits: bool
-
-    @classmethod
-    def of(cls, plan: Plan) -> ComparedMesh:
-        return cls(plan.program.mesh, plan.time, plan.wire_bytes, plan.memory.peak, plan.memory.fits)
 
     @classmethod
     def refused(cls, mesh: Mesh, error: MemoryLimitError) -> ComparedMesh:

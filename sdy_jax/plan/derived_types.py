@@ -11,7 +11,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
-from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.solver import dim_of
 from sdy_jax.representation.mesh import AxisRef
 

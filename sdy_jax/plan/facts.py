@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from jax.extend.mlir import ir
 
@@ -26,9 +26,6 @@ from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan_record.printing import Printed
 from sdy_jax.representation.sharding import TensorSharding
-
-if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +78,7 @@ class PlanFacts(Printed):
     hidden_by_work: float = 0.0
     recomputed: Recomputed | None = None
     blocked: tuple[InParts, ...] = ()
-    planner: Callable[[Program, Policy], Plan] | None = None
+    planner: Callable[[Program, Policy], Self] | None = None
     resized: Callable[[int, int], Program] | None = None
     device_kind: str = ""
     function: Callable[[], Any] = lambda: None
@@ -137,7 +134,7 @@ class PlanFacts(Printed):
         """The user's decisions about partitioning."""
         return self.planned_with.policy if self.planned_with is not None else Policy()
 
-    def replanned(self, program: Program, policy: Policy | None = None) -> Plan:
+    def replanned(self, program: Program, policy: Policy | None = None) -> Self:
         """The plan of another traced program of the same function, or under another policy."""
         if self.planner is None:
             raise SdyError(f"the plan of {self.name} is of a program on local arrays, which is not planned anew")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.estimated_time import EstimatedTime
 from sdy_jax.plan.facts import PlanFacts
 from sdy_jax.plan.memory import MemoryUse, memory_of
@@ -35,6 +36,11 @@ class Figures(PlanFacts):
         if self.planned_with is None or self.memory.fits:
             return ""
         return f"does not fit: {bytes_text(self.memory.peak)} of {bytes_text(self.memory.available)}; "
+
+    @property
+    def compared(self) -> ComparedMesh:
+        """What it takes, to be compared with plans on other meshes."""
+        return ComparedMesh(self.program.mesh, self.time, self.wire_bytes, self.memory.peak, self.memory.fits)
 
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""

@@ -21,7 +21,7 @@ from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
 from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text

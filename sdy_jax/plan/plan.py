@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from sdy_jax.ir.extensions import Extension
-from sdy_jax.plan.figures import Figures
+from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.fingerprint import fingerprint_of
-from sdy_jax.plan.questions import Questions
 from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.recording.steps import steps_of
 from sdy_jax.plan_page.page import page_of
@@ -34,7 +33,7 @@ _FIXED_UNASKED = 150
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Questions, Figures):
+class Plan(Answers):
     """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line."""
 
     @cached_property

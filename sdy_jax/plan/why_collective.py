@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.locations import is_line, short_source
@@ -17,14 +17,25 @@ from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.type_text import bytes_text, count_text
 
-if TYPE_CHECKING:
-    from sdy_jax.plan.questions import Questions
-
 _LISTED = 5
 """Collectives that an error names."""
 
 _NAMED = re.compile(rf"({'|'.join(sorted(KINDS, key=len, reverse=True))})\s.*?([^\s]+:\d+)")
 """A collective as a page names it: by its kind and its source line."""
+
+
+class AskedPlan(Protocol):
+    """The plan that is asked."""
+
+    @property
+    def collectives(self) -> Sequence[CollectiveRecord]:
+        """Those of the partitioned program."""
+
+    def record(self) -> PlanRecord:
+        """All that it says as plain data."""
+
+    def why(self, value: str) -> Why:
+        """Why a value is sharded as it is."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ def is_collective(name: object) -> bool:
     return is_made or (isinstance(name, str) and _NAMED.fullmatch(name) is not None)
 
 
-def why_collective(plan: Questions, asked: CollectiveRecord | RecordedCollective | str) -> WhyCollective:
+def why_collective(plan: AskedPlan, asked: CollectiveRecord | RecordedCollective | str) -> WhyCollective:
     """See `Plan.why`."""
     record = plan.record()
     found = list(_found(plan, record, asked))
@@ -61,7 +72,7 @@ def why_collective(plan: Questions, asked: CollectiveRecord | RecordedCollective
 
 
 def _found(
-    plan: Questions, record: PlanRecord, asked: CollectiveRecord | RecordedCollective | str
+    plan: AskedPlan, record: PlanRecord, asked: CollectiveRecord | RecordedCollective | str
 ) -> Iterator[RecordedCollective]:
     if isinstance(asked, CollectiveRecord):
         for own, said in zip(plan.collectives, record.collectives, strict=True):
@@ -111,7 +122,7 @@ def _listed(axes: Sequence[str]) -> str:
     return ", ".join(f"'{axis}'" for axis in axes)
 
 
-def _about(plan: Questions, found: Sequence[RecordedCollective]) -> Why:
+def _about(plan: AskedPlan, found: Sequence[RecordedCollective]) -> Why:
     """How the values that are moved came to their layouts: arguments by their paths, others by the line that makes
     them."""
     record, answers = plan.record(), list[Why]()

@@ -8,7 +8,8 @@ from typing import Any
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedPlace, RecordedTensor
 from sdy_jax.plan_record.program import RecordedBuffer, RecordedCollective, RecordedMemory
 from sdy_jax.plan_record.propagation import RecordedPropagation
-from sdy_jax.plan_record.record import PlanRecord, RecordedNote, RecordedRecomputed
+from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.recorded_plan import RecordedNote, RecordedRecomputed
 
 
 class _Table:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from sdy_jax.plan_page.collectives import grouped
 from sdy_jax.plan_page.sections import Section
 from sdy_jax.plan_record.program import RecordedMemory
-from sdy_jax.plan_record.record import PlanRecord, RecordedTime
+from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.recorded_plan import RecordedTime
 from sdy_jax.representation.type_text import amount_text, bytes_text, count_text, flops_text
 
 _LONG = 4

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from sdy_jax.plan_page.sections import Section
-from sdy_jax.plan_record.record import (
-    PlanRecord,
+from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.recorded_plan import (
     RecordedAutomatic,
     RecordedComparedMesh,
     RecordedLayouts,

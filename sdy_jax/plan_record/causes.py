@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder
 from sdy_jax.plan_record.code import CodeChange, code_changes
 from sdy_jax.plan_record.differences import Cause
 from sdy_jax.plan_record.matching import matched
-
-if TYPE_CHECKING:
-    from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.recorded_plan import RecordedPlan
 
 _NAMED = 4
 """Ops and arguments that are named."""
 
 
-def causes(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def causes(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     """What the user changed: what was stated, then edited lines, then what follows from those; other costs and versions
     where nothing else differs."""
     code = [_code(change) for change in code_changes(old.code, new.code)]
@@ -27,14 +24,14 @@ def causes(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
     yield from dict.fromkeys(found or _surroundings(old, new))
 
 
-def _mesh(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def _mesh(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     if old.mesh.axes != new.mesh.axes:
         yield Cause("mesh", new.line.line, f"mesh {old.mesh} -> {new.mesh}", new.line.text)
     elif old.mesh != new.mesh:
         yield Cause("mesh", new.line.line, "the mesh has other devices, or has them in another order", new.line.text)
 
 
-def _options(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def _options(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     gone = [f"{option} removed" for option in old.options if option not in new.options]
     made = [f"{option} added" for option in new.options if option not in old.options]
     if gone or made:
@@ -44,7 +41,7 @@ def _options(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
 # Annotations.
 
 
-def _annotations(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def _annotations(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     keys = (_said, lambda a: _said(a)[:4], lambda a: (a.kind, a.place.function, a.place.text, a.type), _moved)
     (_, _, changed, also), gone, made = matched(old.annotations, new.annotations, keys)
     for before, after in (*changed, *also):
@@ -66,7 +63,7 @@ def _annotation(annotation: RecordedAnnotation, what: str) -> Cause:
     return Cause("annotation", annotation.place.line, f"{annotation.kind} {what}", annotation.place.text)
 
 
-def _stated(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def _stated(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     """What `in_shardings` and `out_shardings` say otherwise, once for all arguments that are alike."""
     for name, before, after in (
         ("in_shardings", old.arguments, new.arguments),
@@ -109,7 +106,7 @@ def _ops(names: Sequence[str]) -> str:
     return ", ".join(texts) + (f" and {others} others" if others else "")
 
 
-def _arguments(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def _arguments(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     (same, _), gone, made = matched(old.arguments, new.arguments, [lambda b: b.path, _global])
     for paths, how in ((gone, "gone"), (made, "new")):
         if paths:
@@ -133,7 +130,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _surroundings(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
+def _surroundings(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
     if (old.time.unit, old.time.origin) != (new.time.unit, new.time.origin):
         costs = (record.time.origin or f"in {record.time.unit}" for record in (old, new))
         yield Cause("costs", new.line.line, f"costs {' -> '.join(costs)}", new.line.text)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from sdy_jax.errors import SdyError
 from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.plan_record.recorded_plan import RecordedPlan
 from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.type_text import bytes_text, count_text
-
-if TYPE_CHECKING:
-    from sdy_jax.plan_record.record import PlanRecord
 
 _IN_JAX = {"psum": "all_reduce", "psum_scatter": "reduce_scatter", "ppermute": "collective_permute"}
 
@@ -20,7 +17,7 @@ _LISTED = 8
 """Collectives that a message lists."""
 
 
-def check_counts(record: PlanRecord, expected: Mapping[str, int]) -> None:
+def check_counts(record: RecordedPlan, expected: Mapping[str, int]) -> None:
     """
     Raises:
         AssertionError: a kind of collective runs more or less often than expected.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.plan_record.border import RecordedBorder
@@ -16,9 +16,7 @@ from sdy_jax.plan_record.causes import causes
 from sdy_jax.plan_record.differences import Amount, BorderChange, CollectiveChange, PlanDiff, ValueChange
 from sdy_jax.plan_record.matching import matched
 from sdy_jax.plan_record.program import RecordedCollective, RecordedOp, RecordedValue
-
-if TYPE_CHECKING:
-    from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.recorded_plan import RecordedPlan
 
 
 def diff(before: Any, after: Any) -> PlanDiff:
@@ -40,16 +38,16 @@ def diff(before: Any, after: Any) -> PlanDiff:
     return PlanDiff(new.name, tuple(causes(old, new)), found.amounts, border, collectives, values)
 
 
-def _record(plan: Any) -> PlanRecord:
+def _record(plan: Any) -> RecordedPlan:
     made = getattr(plan, "record", None)
     if not callable(made):
         given = with_article(type(plan))
         raise SdyError(f"{given} was given to compare with, expected a plan; to fix: sdy.load_plan(path) reads one")
-    found: PlanRecord = made()
+    found: RecordedPlan = made()
     return found
 
 
-def _amounts(old: PlanRecord, new: PlanRecord) -> Iterator[Amount]:
+def _amounts(old: RecordedPlan, new: RecordedPlan) -> Iterator[Amount]:
     yield Amount("on the wire", old.wire_bytes, new.wire_bytes)
     if old.memory is not None and new.memory is not None:
         yield Amount("of memory", old.memory.peak, new.memory.peak)
@@ -96,7 +94,7 @@ _COLLECTIVE_KEYS: Sequence[Callable[[RecordedCollective], Hashable]] = (
 )
 
 
-def _collectives(old: PlanRecord, new: PlanRecord) -> Iterator[CollectiveChange]:
+def _collectives(old: RecordedPlan, new: RecordedPlan) -> Iterator[CollectiveChange]:
     singles, others = ([one for each in record.collectives for one in each.single] for record in (old, new))
     (_, _, *changed), gone, made = matched(singles, others, _COLLECTIVE_KEYS)
     pairs: list[tuple[RecordedCollective | None, RecordedCollective | None]] = [p for pairs in changed for p in pairs]
@@ -121,7 +119,7 @@ def folded_scope(scope: str) -> str:
 # Values.
 
 
-def _values(old: PlanRecord, new: PlanRecord) -> Iterator[ValueChange]:
+def _values(old: RecordedPlan, new: RecordedPlan) -> Iterator[ValueChange]:
     keys = (
         lambda made: (made.where, made.op.place.text, made.type),
         lambda made: (made.where, made.type),
@@ -147,7 +145,7 @@ class _Made:
         self.where = place.scope, place.function, place.primitive, place.backward, op.kind
 
 
-def _made(record: PlanRecord) -> Iterable[_Made]:
+def _made(record: RecordedPlan) -> Iterable[_Made]:
     for value in record.values:
         op = record.ops[value.op] if value.op is not None else None
         if op is not None and not op.kind.startswith("sdy.") and value.name in op.results:

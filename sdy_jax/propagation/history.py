@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.record import Event, RecordedStep, Spread
+from sdy_jax.propagation.record import Event, RecordedStep
 from sdy_jax.propagation.solver import dim_of
+from sdy_jax.propagation.spread import Spread
 from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.axes import contains, overlaps
 from sdy_jax.representation.mesh import AxisRef

@@ -8,44 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sdy_jax.ir.graph import Op, Value
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
 if TYPE_CHECKING:
     from sdy_jax.propagation.worklist import WorklistEntry
 
-
-@dataclass(frozen=True, slots=True)
-class FunctionResult:
-    """The sharding attribute of result `index` of a function: a value id that no `Value` stands for."""
-
-    function: Op
-    index: int
-
-
-ShardedValue = Value | FunctionResult
+from sdy_jax.propagation.spread import Spread
 
 Event = tuple["WorklistEntry", tuple[int, ...], Any, Any, int, int]
 """One successful propagation of one op: the entry, the numbers of its tensors' shardings before, directions, strategy,
 level and user priority."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A factor of one of an op's tensors got axes: it had `before`, now `axes`.
-
-    Tensors are numbered operands first, then results; `dim` is the target's dimension that the factor belongs to.
-    `source` is the first tensor that had all of `axes` already, None if no single one had.
-    """
-
-    factor: int
-    dim: int
-    before: tuple[AxisRef, ...]
-    axes: tuple[AxisRef, ...]
-    source: int | None
-    target: int
 
 
 @dataclass(frozen=True, slots=True)

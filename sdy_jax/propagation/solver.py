@@ -14,7 +14,7 @@ from sdy_jax.propagation.aggressive import propagate_aggressive
 from sdy_jax.propagation.basic import Direction, FactorProblem, propagate_basic
 from sdy_jax.propagation.priorities import Directions
 from sdy_jax.propagation.projection import project, unproject
-from sdy_jax.propagation.record import Spread
+from sdy_jax.propagation.spread import Spread
 from sdy_jax.representation.axes import PrefixStatus, prefix_status
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping

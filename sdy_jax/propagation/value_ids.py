@@ -13,7 +13,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.op_rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_of_calls
-from sdy_jax.propagation.record import FunctionResult, ShardedValue
+from sdy_jax.propagation.sharded_values import FunctionResult, ShardedValue
 from sdy_jax.representation.sharding import TensorSharding
 
 NO_VALUE = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 from jax.extend.mlir import ir
@@ -36,8 +36,18 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 from sdy_jax.shard.view import dialect_ops
 
-if TYPE_CHECKING:
-    from sdy_jax.shard.local_program import LocalProgram
+
+class LocalFunction(Protocol):
+    """The function that is planned: a `LocalProgram`."""
+
+    name: str
+    module: ir.Operation
+    mesh: jax.sharding.Mesh
+    stacked_in: bool
+    stacked_out: bool
+
+    def lowered_noting_ops(self, *arguments: Any) -> tuple[Any, Sequence[NotedOp]]:
+        """Lowered by jit, with the ops of the program that its collectives are of."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ _NO_SHARDINGS = (
 )
 
 
-def local_plan(function: LocalProgram, arguments: Sequence[Any]) -> LocalPlan:
+def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
     """The plan of a call with arguments like these: arrays or `ShapeDtypeStruct`s.
 
     Raises:
@@ -116,7 +126,7 @@ def _graph(lowered: Any) -> Graph:
 
 
 def _program(
-    function: LocalProgram,
+    function: LocalFunction,
     mesh: Mesh,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],

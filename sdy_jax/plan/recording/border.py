@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from jax.extend.mlir import ir
 
@@ -13,6 +12,7 @@ from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import CONSTRAINTS, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.plan.annotation_origins import spec_text
+from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
@@ -20,16 +20,13 @@ from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, Recor
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 
-if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
-
 _WRITTEN = frozenset((*COLLECTIVE_OPS, *CONSTRAINTS, "sdy.manual_computation"))
 
 
 class BorderRecords:
     """Makes records of a plan's border."""
 
-    def __init__(self, plan: Plan, tensors: Tensors):
+    def __init__(self, plan: Answers, tensors: Tensors):
         self._plan, self._tensors, self._line = plan, tensors, short_source(plan.source)
         self._main = main_function(plan.program.module)
         self._moves = {move.path: (move.before, move.bytes) for move in plan.moves}

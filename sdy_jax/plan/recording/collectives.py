@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.recording.ops import OpRecords, by_location
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
@@ -16,9 +16,6 @@ from sdy_jax.plan_record.program import RecordedBranch, RecordedCollective
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, ops_of
 from sdy_jax.representation.type_text import axis_name
-
-if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
 
 _KINDS = ops_of((*KINDS, BY_STRIPS))
 
@@ -117,7 +114,7 @@ def _key(op: Op) -> object:
     return "collective_permute" if kind == BY_STRIPS else kind, value.shape, str(value.sharding)
 
 
-def recorded_collectives(plan: Plan) -> list[RecordedCollective]:
+def recorded_collectives(plan: Answers) -> list[RecordedCollective]:
     """The collectives of a plan that count, one by one, without the ops that they are."""
     mesh, name = plan.program.mesh, plan.program.mesh_name
     records = CollectiveRecords(mesh, plan.costs, Places(plan.name), Tensors(name, {name: mesh}))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 import jax
 
@@ -17,7 +16,9 @@ from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import ChangedLayout, InParts, LayoutChoice, Recomputed
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.border_specs import pasted
+from sdy_jax.plan.fingerprint import fingerprint_of
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.proposal import input_names
 from sdy_jax.plan.recording.border import BorderRecords, written
@@ -30,8 +31,8 @@ from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan.work import flops
 from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
 from sdy_jax.plan_record.program import RecordedCollective, RecordedMemory
-from sdy_jax.plan_record.record import (
-    PlanRecord,
+from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.recorded_plan import (
     RecordedAgain,
     RecordedAutomatic,
     RecordedChange,
@@ -48,13 +49,10 @@ from sdy_jax.plan_record.record import (
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import type_text
 
-if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
-
 _OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory", "recompute")
 
 
-def record_of(plan: Plan) -> PlanRecord:
+def record_of(plan: Answers) -> PlanRecord:
     """The whole of a plan as plain data."""
     program, places = plan.program, Places(plan.name)
     tensors, ops = _ops(plan, places)
@@ -88,14 +86,14 @@ def record_of(plan: Plan) -> PlanRecord:
         known=plan.totals.known,
         flops=flops(plan.work),
         repeated_flops=plan.repeated_flops,
-        fingerprint=plan.fingerprint(),
+        fingerprint=fingerprint_of(plan.program.mesh, plan.collectives),
         recomputed=_recomputed(plan.recomputed) if plan.recomputed is not None else None,
         meshes=tuple(_meshes(plan)),
         blocked=tuple(map(_in_parts, plan.blocked)),
     )
 
 
-def linked_collectives(plan: Plan) -> tuple[list[Op], list[tuple[CollectiveRecord, RecordedCollective]]]:
+def linked_collectives(plan: Answers) -> tuple[list[Op], list[tuple[CollectiveRecord, RecordedCollective]]]:
     """The ops of a partitioned program, and its collectives one by one as they were and as data, which refers to the
     ops by their numbers."""
     places = Places(plan.name)
@@ -105,7 +103,7 @@ def linked_collectives(plan: Plan) -> tuple[list[Op], list[tuple[CollectiveRecor
     return ops.order if ops is not None else [], list(zip(singles, records.of(singles, ()), strict=True))
 
 
-def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
+def _ops(plan: Answers, places: Places) -> tuple[Tensors, OpRecords | None]:
     """What makes records of tensors and of ops; a program on local arrays has no ops."""
     program = plan.program
     if "partitioned" not in plan.stages:
@@ -114,7 +112,7 @@ def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
     return tensors, OpRecords(plan.graph, tensors, Names(plan.graph, places, input_names(program)))
 
 
-def _memory(plan: Plan, ops: OpRecords) -> RecordedMemory:
+def _memory(plan: Answers, ops: OpRecords) -> RecordedMemory:
     planned = plan.planned_with
     if planned is None:
         return ops.memory(Target(), available=0.0)
@@ -142,7 +140,7 @@ def _own_version() -> str:
         return "unreleased"
 
 
-def _mesh(plan: Plan) -> RecordedMesh:
+def _mesh(plan: Answers) -> RecordedMesh:
     mesh = plan.program.mesh
     return RecordedMesh(_axes(mesh), mesh.device_ids, plan.device_kind)
 
@@ -151,7 +149,7 @@ def _axes(mesh: Mesh) -> tuple[RecordedAxis, ...]:
     return tuple(RecordedAxis(axis.name, axis.size) for axis in mesh.axes)
 
 
-def _meshes(plan: Plan) -> Iterator[RecordedComparedMesh]:
+def _meshes(plan: Answers) -> Iterator[RecordedComparedMesh]:
     best = min(plan.meshes, key=lambda each: each.rank, default=None)
     for each in plan.meshes:
         name, time = str(RecordedMesh(_axes(each.mesh))), each.time.total if each.time is not None else None
@@ -166,7 +164,7 @@ def _options(policy: Policy) -> Iterator[str]:
             yield f"{name}={value!r}"
 
 
-def _time(plan: Plan) -> RecordedTime:
+def _time(plan: Answers) -> RecordedTime:
     time = plan.time
     return RecordedTime(time.compute, time.communication, time.hidden, time.unit, plan.costs.origin)
 
@@ -176,7 +174,7 @@ def _note(note: Note) -> RecordedNote:
     return RecordedNote(note.op, short_source(note.source), note.message, library, note.scope)
 
 
-def _layouts(plan: Plan, choice: LayoutChoice, tensors: Tensors) -> RecordedLayouts:
+def _layouts(plan: Answers, choice: LayoutChoice, tensors: Tensors) -> RecordedLayouts:
     found: dict[tuple[str, str, str, str], list[float]] = {}
     for change in choice.changed:
         key = *_types(change, tensors), change.stated, short_source(change.source)
@@ -194,7 +192,7 @@ def _types(change: ChangedLayout, tensors: Tensors) -> tuple[str, str]:
     )
 
 
-def _automatic(plan: Plan) -> RecordedAutomatic | None:
+def _automatic(plan: Answers) -> RecordedAutomatic | None:
     automatic = plan.automatic
     if automatic is None:
         return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.proposal import input_names
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords, key_of, ops_in
@@ -15,17 +15,14 @@ from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan.why import Explanation
 from sdy_jax.plan_record.propagation import RecordedPropagation, RecordedSpread, RecordedStart
 from sdy_jax.propagation.history import Write, has_axis
-from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import NO_VALUE, ValueIds
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import axis_name
 
-if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
 
-
-def steps_of(plan: Plan) -> RecordedPropagation:
+def steps_of(plan: Answers) -> RecordedPropagation:
     """How propagation gave the values of a plan their axes; it runs once more for that."""
     program, graph = plan.program, plan.graph
     places, tensors, inputs = Places(plan.name), Tensors(program.mesh_name, graph.meshes), input_names(program)
