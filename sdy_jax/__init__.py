@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
     from sdy_jax.plan.plan import Plan
+    from sdy_jax.plan.record.files import load_plan
+    from sdy_jax.plan.record.record import PlanRecord
     from sdy_jax.plan.warn import PartitionWarning
-    from sdy_jax.plan_record.files import load_plan
-    from sdy_jax.plan_record.record import PlanRecord
     from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
     from sdy_jax.representation.rule import OpShardingRule
     from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -164,8 +164,8 @@ _MODULES = {
     "sdy_jax.lowering.costs.cost_model": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.warn": ("PartitionWarning",),
-    "sdy_jax.plan_record.files": ("load_plan",),
-    "sdy_jax.plan_record.record": ("PlanRecord",),
+    "sdy_jax.plan.record.files": ("load_plan",),
+    "sdy_jax.plan.record.record": ("PlanRecord",),
     "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
     "sdy_jax.representation.rule": ("OpShardingRule",),
     "sdy_jax.representation.sharding": ("DimensionSharding", "TensorSharding"),

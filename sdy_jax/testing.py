@@ -15,9 +15,9 @@ from sdy_jax.calls.partition import partition
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan_record.files import load_plan, save_plan
-from sdy_jax.plan_record.record import PlanRecord
-from sdy_jax.plan_record.review import reviewed
+from sdy_jax.plan.record.files import load_plan, save_plan
+from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.review import reviewed
 from sdy_jax.pytest_plugin import UPDATE_PLANS
 
 # Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.

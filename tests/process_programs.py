@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.plan.fingerprint import digest
+from sdy_jax.plan.estimates.fingerprint import digest
 
 HEARTBEAT = 4
 """Seconds after which a process that is gone is missed."""

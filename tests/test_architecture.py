@@ -84,48 +84,60 @@ ROOMS = {
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
-    "plan_record": "errors representation ir",
-    "plan_page": "errors representation plan_record",
+    "plan.record": "errors representation ir",
+    "plan.page": "errors representation plan.record",
     "python_source": (
         "errors representation ir runtime annotate op_rules lowering.targets lowering.emission "
         "lowering.strategies lowering.interface"
     ),
-    "plan_html": "plan_record",
-    "plan": (
-        "errors representation ir runtime annotate op_rules propagation lowering.targets lowering.costs "
-        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.memory lowering.model "
-        "lowering.solve lowering.whole_program lowering.recomputation lowering.blocking passes plan_record "
-        "plan_page python_source"
+    "plan.html": "plan.record",
+    "plan.border": "representation ir runtime annotate lowering.targets lowering.costs lowering.interface",
+    "plan.estimates": (
+        "errors representation ir op_rules lowering.targets lowering.emission lowering.analysis "
+        "lowering.interface lowering.memory"
     ),
-    "fixes": "errors representation ir annotate lowering.emission lowering.interface plan",
+    "plan.explanations": (
+        "errors representation ir annotate op_rules propagation lowering.costs lowering.interface lowering.model "
+        "lowering.solve lowering.whole_program passes plan.record plan.border"
+    ),
+    "plan": (
+        "errors representation ir annotate op_rules propagation lowering.targets lowering.costs lowering.emission "
+        "lowering.analysis lowering.interface lowering.proposal lowering.memory lowering.whole_program "
+        "lowering.recomputation lowering.blocking passes plan.record plan.page python_source plan.border "
+        "plan.estimates plan.explanations"
+    ),
+    "plan.fixes": (
+        "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
+    ),
     "shard": (
         "errors representation ir runtime annotate op_rules verification text lowering.strips lowering.reshard "
-        "lowering.collectives lowering.emission lowering.strategies lowering.interface passes plan_record plan"
+        "lowering.collectives lowering.emission lowering.strategies lowering.interface passes plan.record "
+        "plan.border plan.estimates plan.explanations plan"
     ),
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
-    "measuring": "errors representation lowering.emission lowering.interface plan_page plan",
-    "processes": "errors jax_internals representation ir runtime plan",
-    "contracts": "errors representation ir op_rules lowering.interface plan_record plan",
+    "plan.measuring": "errors representation lowering.emission lowering.interface plan.page plan.estimates plan",
+    "processes": "errors jax_internals representation ir runtime plan.estimates plan",
+    "contracts": "errors representation ir op_rules lowering.interface plan.record plan.explanations plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
-        "lowering.emission lowering.interface plan shard loading processes contracts"
+        "lowering.emission lowering.interface plan.border plan.estimates plan shard loading processes contracts"
     ),
     "spec_trees": "errors representation annotate",
     "pytest_plugin": "",
-    "testing": "errors lowering.costs plan_record plan calls pytest_plugin",
+    "testing": "errors lowering.costs plan.record plan calls pytest_plugin",
     "commands": (
-        "errors representation ir runtime annotate verification text lowering.targets passes plan_record plan "
-        "shard loading contracts calls"
+        "errors representation ir runtime annotate verification text lowering.targets passes plan.record "
+        "plan.estimates plan shard loading contracts calls"
     ),
     "registration": (
-        "ir annotate lowering.strategies passes partitioning plan_record plan_page plan_html plan fixes shard "
-        "loading measuring"
+        "ir annotate lowering.strategies passes partitioning plan.record plan.page plan.html plan plan.fixes "
+        "shard loading plan.measuring"
     ),
     "__main__": "commands",
     "__init__": (
-        "errors representation annotate lowering.costs passes plan_record plan shard loading contracts calls "
+        "errors representation annotate lowering.costs passes plan.record plan shard loading contracts calls "
         "spec_trees testing registration"
     ),
 }

@@ -18,7 +18,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.targets import target
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan import auto_layouts, build
-from sdy_jax.plan.border_specs import pasted
+from sdy_jax.plan.border.border_specs import pasted
 from sdy_jax.plan.expert_parallel import expert_parallel
 from sdy_jax.plan.tensor_parallel import tensor_parallel
 from sdy_jax.plan.usual_layouts import UsualLayouts

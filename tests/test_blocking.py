@@ -15,7 +15,7 @@ from sdy_jax.lowering.blocking import choice
 from sdy_jax.lowering.blocking.spans import Cut, Span, spans_of, split_along
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
-from sdy_jax.plan_html.columns import columns
+from sdy_jax.plan.html.columns import columns
 
 PAIR, QUAD = (jax.sharding.Mesh(np.array(jax.devices()[:count]), ("x",)) for count in (2, 4))
 

@@ -10,7 +10,7 @@ import pytest
 from plan_edits import MLP, planned
 
 import sdy_jax as sdy
-from sdy_jax.plan_record.differences import PlanDiff
+from sdy_jax.plan.record.differences import PlanDiff
 
 SECOND = '    x = layer(x, params["second"]'
 CONSTRAINED = MLP.replace(SECOND, f"    x = sdy.sharding_constraint(x, P())\n{SECOND}")

@@ -18,9 +18,9 @@ from plan_pages import HOSTILE, MESH
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
 from sdy_jax.errors import SdyError
-from sdy_jax.plan_html.columns import columns
-from sdy_jax.plan_html.page import page
-from sdy_jax.plan_record.files import plan_from_json, plan_json
+from sdy_jax.plan.html.columns import columns
+from sdy_jax.plan.html.page import page
+from sdy_jax.plan.record.files import plan_from_json, plan_json
 
 
 def data_of(text: str) -> Any:

@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
-from sdy_jax.plan_page.page import LINES, page_of
-from sdy_jax.plan_page.paths import Folding
-from sdy_jax.plan_page.sections import Section, fitted
-from sdy_jax.plan_page.tables import table_of
-from sdy_jax.plan_record.border import RecordedBorder, RecordedTensor
+from sdy_jax.plan.page.page import LINES, page_of
+from sdy_jax.plan.page.paths import Folding
+from sdy_jax.plan.page.sections import Section, fitted
+from sdy_jax.plan.page.tables import table_of
+from sdy_jax.plan.record.border import RecordedBorder, RecordedTensor
 from sdy_jax.representation.type_text import bytes_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))

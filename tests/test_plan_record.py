@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from plan_edits import MLP, planned
 
 import sdy_jax as sdy
-from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan.record.record import PlanRecord
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 

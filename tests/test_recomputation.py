@@ -17,7 +17,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.min_cut import ops_to_run_again
 from sdy_jax.lowering.recomputation.segments import Segment, can_run_again
-from sdy_jax.plan_html.columns import columns
+from sdy_jax.plan.html.columns import columns
 from sdy_jax.testing import assert_same
 
 LAYERS, WIDTH, HIDDEN, BATCH = 5, 32, 128, 512

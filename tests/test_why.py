@@ -21,7 +21,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import body_of, main_function, terminator_of
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import plan_import
-from sdy_jax.plan.why import Explanation, given_arguments
+from sdy_jax.plan.explanations.why import Explanation, given_arguments
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers, Reason
 from sdy_jax.propagation.engine import Engine

@@ -16,8 +16,8 @@ import jax
 from timing import compiler_time
 
 from sdy_jax.commands.topology import Topology
+from sdy_jax.plan.estimates.memory import compiled_memory
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
-from sdy_jax.plan.memory import compiled_memory
 
 GIB = 2.0**30
 

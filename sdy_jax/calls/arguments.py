@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from sdy_jax.annotate.arguments import Leaf, Spec, abstracted
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import Statics
-from sdy_jax.plan.border_moves import BorderMove, moves_at_border
+from sdy_jax.plan.border.border_moves import BorderMove, moves_at_border
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.types import explicit_axes, sharding_in
 from sdy_jax.runtime.boundary import is_whole_elsewhere

@@ -24,7 +24,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.calls.linear_map import Flat, LinearMap
 from sdy_jax.calls.tangent_op import WithTangents
 from sdy_jax.jax_internals import pulled_back
-from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import on_whole_axes

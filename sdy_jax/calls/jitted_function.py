@@ -40,8 +40,8 @@ from sdy_jax.jax_internals import (
     forbids_traces,
     tracing_allowed,
 )
-from sdy_jax.plan.border_moves import BorderMove
-from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.border.border_moves import BorderMove
+from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import warn_of

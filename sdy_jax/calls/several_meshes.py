@@ -14,7 +14,7 @@ from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.errors import MemoryLimitError, ShardingError
 from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.plan.compared_meshes import ComparedMesh
+from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax

@@ -9,8 +9,8 @@ from sdy_jax.contracts.budget import Budget
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan_record.files import load_plan
-from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan.record.files import load_plan
+from sdy_jax.plan.record.record import PlanRecord
 
 _BYTES = ("wire_bytes", "memory")
 

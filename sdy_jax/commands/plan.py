@@ -13,7 +13,7 @@ from sdy_jax.commands.partitioned_program import Job, job_of
 from sdy_jax.commands.topology import Topology, compiled_report, prepare
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan_record.files import is_saved_plan
+from sdy_jax.plan.record.files import is_saved_plan
 from sdy_jax.representation.type_text import array_text
 
 

@@ -16,9 +16,9 @@ from sdy_jax.commands import UsageError
 from sdy_jax.commands.gpu_targets import COMPILER_OPTIONS, described_gpus
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.registry import device_memory
+from sdy_jax.plan.estimates.memory import MemoryUse, compiled_memory
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.plan.hlo_schedule import overlapped
-from sdy_jax.plan.memory import MemoryUse, compiled_memory
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import bytes_text, flops_text
 

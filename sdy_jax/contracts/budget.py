@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sdy_jax.errors import SdyError
-from sdy_jax.plan_record.counts import check_kinds, listed
-from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.plan.record.counts import check_kinds, listed
+from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.representation.type_text import bytes_of_text, bytes_text
 
 if TYPE_CHECKING:

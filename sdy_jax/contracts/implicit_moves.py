@@ -9,12 +9,12 @@ from sdy_jax.contracts.requests import Asked
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.locations import has_strict_regions, place_of, strict_axes
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.plan.annotation_origins import spec_text
+from sdy_jax.plan.explanations.annotation_origins import spec_text
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.counts import line_of
+from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.recording.record import linked_collectives
 from sdy_jax.plan.warn import warn_of
-from sdy_jax.plan_record.counts import line_of
-from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.representation.sdy_collectives import REDUCING
 
 

@@ -21,7 +21,7 @@ from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.proposal.free_border import FreeBorder
-from sdy_jax.plan.auto_layout_notes import AutomaticLayouts, Measured
+from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts, Measured
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import Tell
 from sdy_jax.plan.usual_layouts import UsualLayouts, carried, largest

@@ -33,12 +33,12 @@ from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.auto_layouts import Border, automatic_plan
-from sdy_jax.plan.boundary import boundary_values
-from sdy_jax.plan.checkpoint_names import checkpoint_names
+from sdy_jax.plan.border.boundary import boundary_values
+from sdy_jax.plan.border.planned_with import PlannedWith, input_names, to_partition
 from sdy_jax.plan.dump import Dump, dump_of, ignore
+from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG, Tell, progress_of
-from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
 from sdy_jax.plan.sharding_display import report_shown
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []

@@ -18,13 +18,13 @@ from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.plan.auto_layout_notes import AutomaticLayouts
-from sdy_jax.plan.border_moves import BorderMove
-from sdy_jax.plan.border_specs import specs_of
-from sdy_jax.plan.boundary import BoundaryValue
-from sdy_jax.plan.compared_meshes import ComparedMesh
-from sdy_jax.plan.proposal import PlannedWith
-from sdy_jax.plan_record.printing import Printed
+from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts
+from sdy_jax.plan.border.border_moves import BorderMove
+from sdy_jax.plan.border.border_specs import specs_of
+from sdy_jax.plan.border.boundary import BoundaryValue
+from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
+from sdy_jax.plan.record.printing import Printed
 from sdy_jax.representation.sharding import TensorSharding
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.plan.compared_meshes import ComparedMesh
-from sdy_jax.plan.estimated_time import EstimatedTime
+from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
+from sdy_jax.plan.estimates.estimated_time import EstimatedTime
+from sdy_jax.plan.estimates.memory import MemoryUse, memory_of
+from sdy_jax.plan.estimates.padding import PaddedValue, padded_values
+from sdy_jax.plan.estimates.totals import PlanTotals
+from sdy_jax.plan.estimates.work import Work, flops, work_of
 from sdy_jax.plan.facts import PlanFacts
-from sdy_jax.plan.memory import MemoryUse, memory_of
-from sdy_jax.plan.padding import PaddedValue, padded_values
-from sdy_jax.plan.totals import PlanTotals
-from sdy_jax.plan.work import Work, flops, work_of
 from sdy_jax.representation.type_text import bytes_text
 
 

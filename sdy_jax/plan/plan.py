@@ -13,15 +13,15 @@ import numpy as np
 
 from sdy_jax.ir.extensions import Extension
 from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.fingerprint import fingerprint_of
+from sdy_jax.plan.estimates.fingerprint import fingerprint_of
+from sdy_jax.plan.page.page import page_of
+from sdy_jax.plan.record.diff import diff
+from sdy_jax.plan.record.differences import PlanDiff
+from sdy_jax.plan.record.files import save_plan
+from sdy_jax.plan.record.propagation import RecordedPropagation
+from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.recording.steps import steps_of
-from sdy_jax.plan_page.page import page_of
-from sdy_jax.plan_record.diff import diff
-from sdy_jax.plan_record.differences import PlanDiff
-from sdy_jax.plan_record.files import save_plan
-from sdy_jax.plan_record.propagation import RecordedPropagation
-from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.python_source.module import python_module
 
 FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
@@ -57,7 +57,7 @@ class Plan(Answers):
             *args, **kwargs: arguments of the function, arrays like those that the plan was made for.
 
         Returns:
-            An answer to print (`sdy_jax.measuring.analysis.Analysis`), with the figures as attributes.
+            An answer to print (`sdy_jax.plan.measuring.analysis.Analysis`), with the figures as attributes.
 
         Raises:
             SdyError: the arguments have another plan; the profiler is running already.

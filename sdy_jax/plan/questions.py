@@ -18,14 +18,14 @@ from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, NotHeld
-from sdy_jax.plan.checkpoint_names import checkpoint_names
+from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
+from sdy_jax.plan.explanations.layout_reason import LayoutReason
+from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReasons
+from sdy_jax.plan.explanations.why import Explanation, Why, given_arguments
+from sdy_jax.plan.explanations.why_collective import is_collective, why_collective
+from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.facts import PlanFacts
-from sdy_jax.plan.layout_reason import LayoutReason
-from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
-from sdy_jax.plan.why import Explanation, Why, given_arguments
-from sdy_jax.plan.why_collective import is_collective, why_collective
-from sdy_jax.plan.why_not import WhyNot
-from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.representation.type_text import type_text
 
 WHY_NOT_LAYOUT: Extension[Callable[[Any, str, PartitionSpec], WhyNot]] = Extension("why_not_layout")

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from itertools import zip_longest
 
 from sdy_jax.ir.locations import short_source
-from sdy_jax.plan.fingerprint import collective_lines, digest
+from sdy_jax.plan.estimates.fingerprint import collective_lines, digest
 from sdy_jax.plan.plan import Plan
 
 _MOST = 2**20

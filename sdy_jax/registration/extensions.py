@@ -11,23 +11,23 @@ from sdy_jax.ir.extensions import offer
 
 if TYPE_CHECKING:
     from sdy_jax.annotate.program import LOADS, RUN_LOCAL
-    from sdy_jax.fixes.fixes import fixes
-    from sdy_jax.fixes.layout_questions import why_not_layout
     from sdy_jax.loading.load import loads
     from sdy_jax.lowering import strategies as strategies
-    from sdy_jax.measuring.analyze import analyze
     from sdy_jax.partitioning import registration as partitioner_passes  # noqa: F401
     from sdy_jax.partitioning.reshards import partition_into_reshards
     from sdy_jax.passes.explicit_reshards import PARTITION_INTO_RESHARDS
+    from sdy_jax.plan.fixes.fixes import fixes
+    from sdy_jax.plan.fixes.layout_questions import why_not_layout
+    from sdy_jax.plan.html.page import write_page
+    from sdy_jax.plan.measuring.analyze import analyze
+    from sdy_jax.plan.page.drawing import drawing_of
+    from sdy_jax.plan.page.page import page_of
+    from sdy_jax.plan.page.tables import table_of
+    from sdy_jax.plan.page.terminal import as_html, coloured, show
     from sdy_jax.plan.plan import ANALYZE, FIXES
     from sdy_jax.plan.questions import WHY_NOT_LAYOUT
-    from sdy_jax.plan_html.page import write_page
-    from sdy_jax.plan_page.drawing import drawing_of
-    from sdy_jax.plan_page.page import page_of
-    from sdy_jax.plan_page.tables import table_of
-    from sdy_jax.plan_page.terminal import as_html, coloured, show
-    from sdy_jax.plan_record.printing import AS_HTML, COLOURED, DRAWING_OF, SHOW, TABLE_OF
-    from sdy_jax.plan_record.record import PAGE_OF, WRITE_PAGE
+    from sdy_jax.plan.record.printing import AS_HTML, COLOURED, DRAWING_OF, SHOW, TABLE_OF
+    from sdy_jax.plan.record.record import PAGE_OF, WRITE_PAGE
     from sdy_jax.shard import registration as dialects  # noqa: F401
     from sdy_jax.shard.local_program import run_local
 
@@ -49,19 +49,19 @@ REGISTERING = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration", "sdy
 """Modules that put rules, strategies, emitters, passes and checks into the registries of rooms below."""
 
 OFFERED = {
-    "analyze": "sdy_jax.measuring.analyze",
-    "as_html": "sdy_jax.plan_page.terminal",
-    "coloured": "sdy_jax.plan_page.terminal",
-    "drawing_of": "sdy_jax.plan_page.drawing",
-    "fixes": "sdy_jax.fixes.fixes",
+    "analyze": "sdy_jax.plan.measuring.analyze",
+    "as_html": "sdy_jax.plan.page.terminal",
+    "coloured": "sdy_jax.plan.page.terminal",
+    "drawing_of": "sdy_jax.plan.page.drawing",
+    "fixes": "sdy_jax.plan.fixes.fixes",
     "loads": "sdy_jax.loading.load",
-    "page_of": "sdy_jax.plan_page.page",
+    "page_of": "sdy_jax.plan.page.page",
     "partition_into_reshards": "sdy_jax.partitioning.reshards",
     "run_local": "sdy_jax.shard.local_program",
-    "show": "sdy_jax.plan_page.terminal",
-    "table_of": "sdy_jax.plan_page.tables",
-    "why_not_layout": "sdy_jax.fixes.layout_questions",
-    "write_page": "sdy_jax.plan_html.page",
+    "show": "sdy_jax.plan.page.terminal",
+    "table_of": "sdy_jax.plan.page.tables",
+    "why_not_layout": "sdy_jax.plan.fixes.layout_questions",
+    "write_page": "sdy_jax.plan.html.page",
 }
 """What methods of a class, or options of a pass, offer that rooms above do: the module of each function."""
 

@@ -24,12 +24,12 @@ from sdy_jax.lowering.interface.collective_record import Branch, CollectiveRecor
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
-from sdy_jax.plan.boundary import BoundaryValue
-from sdy_jax.plan.memory import MemoryUse
+from sdy_jax.plan.border.boundary import BoundaryValue
+from sdy_jax.plan.estimates.memory import MemoryUse
+from sdy_jax.plan.explanations.why import Why
+from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.why import Why
-from sdy_jax.plan.why_not import WhyNot
-from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding

@@ -11,12 +11,12 @@ from sdy_jax.ir.graph import Graph, Op, shape_and_dtype
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import CONSTRAINTS, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.border.boundary import BoundaryValue
+from sdy_jax.plan.explanations.annotation_origins import spec_text
+from sdy_jax.plan.record.border import RecordedAnnotation, RecordedBorder, RecordedTensor
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedTensor
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 

@@ -7,9 +7,9 @@ from collections import Counter
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import main_function, pre_order
+from sdy_jax.plan.record.border import RecordedFrame
+from sdy_jax.plan.record.program import RecordedCode, RecordedCount
 from sdy_jax.plan.recording.places import Places
-from sdy_jax.plan_record.border import RecordedFrame
-from sdy_jax.plan_record.program import RecordedCode, RecordedCount
 
 
 def code_of(module: ir.Operation, places: Places) -> tuple[RecordedCode, ...]:

@@ -9,10 +9,10 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.plan.answers import Answers
+from sdy_jax.plan.record.program import RecordedBranch, RecordedCollective
 from sdy_jax.plan.recording.ops import OpRecords, by_location
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan_record.program import RecordedBranch, RecordedCollective
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, ops_of
 from sdy_jax.representation.type_text import axis_name

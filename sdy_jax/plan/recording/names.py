@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.plan.record.border import RecordedPlace
 from sdy_jax.plan.recording.places import Places
-from sdy_jax.plan_record.border import RecordedPlace
 
 _INSIDE = {"stablehlo.while": "carry"}
 """What the arguments of an op's region are called; else arguments."""

@@ -14,10 +14,10 @@ from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.memory.peak import peak_and_buffers
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules.dataflow import is_data_flow
+from sdy_jax.plan.estimates.work import Work
+from sdy_jax.plan.record.program import RecordedBuffer, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan.work import Work
-from sdy_jax.plan_record.program import RecordedBuffer, RecordedMemory, RecordedOp, RecordedValue
 
 
 class OpRecords:

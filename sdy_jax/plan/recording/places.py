@@ -9,7 +9,7 @@ from itertools import takewhile
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.locations import place_of, short_source, user_frames
-from sdy_jax.plan_record.border import RecordedFrame, RecordedPlace
+from sdy_jax.plan.record.border import RecordedFrame, RecordedPlace
 
 
 class Places:

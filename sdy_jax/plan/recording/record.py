@@ -17,22 +17,15 @@ from sdy_jax.lowering.interface.outcomes import ChangedLayout, InParts, LayoutCh
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.border_specs import pasted
-from sdy_jax.plan.fingerprint import fingerprint_of
-from sdy_jax.plan.layout_reasons import RESULTS
-from sdy_jax.plan.proposal import input_names
-from sdy_jax.plan.recording.border import BorderRecords, written
-from sdy_jax.plan.recording.code import code_of
-from sdy_jax.plan.recording.collectives import CollectiveRecords
-from sdy_jax.plan.recording.names import Names
-from sdy_jax.plan.recording.ops import OpRecords
-from sdy_jax.plan.recording.places import Places, frame_of
-from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan.work import flops
-from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
-from sdy_jax.plan_record.program import RecordedCollective, RecordedMemory
-from sdy_jax.plan_record.record import PlanRecord
-from sdy_jax.plan_record.recorded_plan import (
+from sdy_jax.plan.border.border_specs import pasted
+from sdy_jax.plan.border.planned_with import input_names
+from sdy_jax.plan.estimates.fingerprint import fingerprint_of
+from sdy_jax.plan.estimates.work import flops
+from sdy_jax.plan.explanations.layout_reasons import RESULTS
+from sdy_jax.plan.record.border import RecordedAxis, RecordedMesh
+from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
+from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
     RecordedAutomatic,
     RecordedChange,
@@ -46,6 +39,13 @@ from sdy_jax.plan_record.recorded_plan import (
     RecordedRecomputed,
     RecordedTime,
 )
+from sdy_jax.plan.recording.border import BorderRecords, written
+from sdy_jax.plan.recording.code import code_of
+from sdy_jax.plan.recording.collectives import CollectiveRecords
+from sdy_jax.plan.recording.names import Names
+from sdy_jax.plan.recording.ops import OpRecords
+from sdy_jax.plan.recording.places import Places, frame_of
+from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import type_text
 

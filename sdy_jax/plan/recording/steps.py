@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.proposal import input_names
+from sdy_jax.plan.border.planned_with import input_names
+from sdy_jax.plan.explanations.why import Explanation
+from sdy_jax.plan.record.propagation import RecordedPropagation, RecordedSpread, RecordedStart
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords, key_of, ops_in
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan.why import Explanation
-from sdy_jax.plan_record.propagation import RecordedPropagation, RecordedSpread, RecordedStart
 from sdy_jax.propagation.history import Write, has_axis
 from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import NO_VALUE, ValueIds

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from sdy_jax.ir.graph import itemsize
-from sdy_jax.plan_record.border import RecordedTensor
+from sdy_jax.plan.record.border import RecordedTensor
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import axis_name, dtype_name, type_text

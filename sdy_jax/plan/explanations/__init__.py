@@ -1,0 +1,1 @@
+"""Why values have their layouts, why not others, why collectives run: naming, origins, obstacles, reasons."""

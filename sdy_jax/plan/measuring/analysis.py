@@ -1,0 +1,145 @@
+"""What `Plan.analyze` found, to print or to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sdy_jax.plan.estimates.memory import MemoryUse
+from sdy_jax.plan.page.columns import aligned
+from sdy_jax.plan.plan import Plan
+from sdy_jax.representation.type_text import bytes_text, seconds_text
+
+_OFF = 2.0
+"""How many times more or less than estimated is worth a warning."""
+
+_LEAST = 0.01
+"""The share of all that was measured of collectives below which nothing is warned of."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCollective:
+    """The collectives of a plan that profilers show under one name: one kind, on the same axes, for one source line.
+
+    Attributes:
+        name: as profilers show it, `sdy.all_reduce[data] model.py:12`.
+        planned: executions per call in the plan.
+        wire_bytes: what a device sends in them, by the plan.
+        estimated: their time by the cost model, in its unit.
+        instructions: the compiled program's instructions for them: fewer than planned where XLA merges some.
+        measured: the seconds they took per call; None where the profiler says nothing of them.
+    """
+
+    name: str
+    planned: int
+    wire_bytes: float
+    estimated: float
+    instructions: int
+    measured: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """Bytes per device by the compiler: arguments, results that do not lie in donated arguments, temporaries."""
+
+    arguments: float
+    results: float
+    temporaries: float
+
+    @classmethod
+    def of(cls, held: MemoryUse) -> MeasuredMemory:
+        """The same of what was estimated, or of what the compiler says."""
+        return cls(held.arguments, held.results - held.shared, held.temporaries)
+
+    @property
+    def peak(self) -> float:
+        """All together."""
+        return self.arguments + self.results + self.temporaries
+
+    def __str__(self) -> str:
+        parts = {"arguments": self.arguments, "results": self.results, "temporaries": self.temporaries}
+        return ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A plan beside what was measured when it ran. Printing it is like SQL's EXPLAIN ANALYZE.
+
+    Attributes:
+        plan: the plan.
+        seconds: of a call, the median of some.
+        collectives: those that took longest first; slices, which nothing is sent for, are left out.
+        memory: None where the compiler does not say.
+    """
+
+    plan: Plan
+    seconds: float
+    collectives: tuple[MeasuredCollective, ...]
+    memory: MeasuredMemory | None
+
+    @cached_property
+    def scale(self) -> float | None:
+        """Seconds per unit of the cost model: 1 where that is a second, else such that all collectives together take
+        what was measured. None where nothing was."""
+        if self.plan.costs.unit == "seconds":
+            return 1.0
+        seen = [each for each in self.collectives if each.measured is not None]
+        estimated = sum(each.estimated for each in seen)
+        return sum(each.measured or 0.0 for each in seen) / estimated if estimated else None
+
+    def estimated_seconds(self, collective: MeasuredCollective) -> float | None:
+        """A row's estimate in seconds."""
+        return None if self.scale is None else collective.estimated * self.scale
+
+    def off(self, collective: MeasuredCollective) -> float | None:
+        """How many times the estimate was measured; None where either is not known."""
+        estimated = self.estimated_seconds(collective)
+        return collective.measured / estimated if estimated and collective.measured is not None else None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where the cost model is off by more than 2 times, of what matters."""
+        return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        total = sum(each.measured or 0.0 for each in self.collectives)
+        for each in self.collectives:
+            off, most = self.off(each), max(each.measured or 0.0, self.estimated_seconds(each) or 0.0)
+            if off is not None and most > _LEAST * total and not 1 / _OFF <= off <= _OFF:
+                yield f"{each.name}: took {_times(off)} times what the cost model says"
+
+    def __str__(self) -> str:
+        return "\n".join([*self._totals(), "", *self._rows(), *(f"! {text}" for text in self.warnings)])
+
+    def _totals(self) -> Iterator[str]:
+        plan = self.plan
+        yield f"{plan.headline}, run on {plan.device_kind}"
+        seen = sum(each.measured or 0.0 for each in self.collectives)
+        yield f"time    {seconds_text(self.seconds)} a call, {seconds_text(seen)} of it in collectives"
+        yield f"        estimated {plan.time}"
+        if self.memory is not None:
+            yield f"memory  {self.memory}"
+            yield f"        estimated {MeasuredMemory.of(plan.memory)}"
+
+    def _rows(self) -> Iterator[str]:
+        share = "" if self.plan.costs.unit == "seconds" else " (share of what was measured)"
+        header = ("collectives", "planned", "compiled", "bytes", f"estimated{share}", "measured", "")
+        rows = aligned([header, *(self._row(each) for each in self.collectives)])
+        yield from (row.removeprefix("  ") for row in rows)  # the header stands further left
+
+    def _row(self, each: MeasuredCollective) -> Sequence[str]:
+        off, estimated = self.off(each), self.estimated_seconds(each)
+        return (
+            f"  {each.name}",
+            str(each.planned),
+            str(each.instructions),
+            bytes_text(each.wire_bytes),
+            seconds_text(estimated) if estimated is not None else "",
+            seconds_text(each.measured) if each.measured is not None else "not seen",
+            f"{_times(off)} x" if off is not None else "",
+        )
+
+
+def _times(off: float) -> str:
+    return f"{off:.2g}" if off < 10 else f"{off:,.0f}"

@@ -1,0 +1,225 @@
+"""Tables of all that a plan has: each prints whole, and iterating over it gives its rows."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sdy_jax.errors import SdyError
+from sdy_jax.plan.page.collectives import cause_of, said, trips
+from sdy_jax.plan.page.columns import aligned
+from sdy_jax.plan.page.findings import mesh_columns
+from sdy_jax.plan.page.terminal import coloured, show
+from sdy_jax.plan.record.program import RecordedCollective
+from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.representation.type_text import bytes_text, flops_text, sizes_text
+
+
+class CollectiveRow(NamedTuple):
+    """A collective: what it moves and its type afterwards; bytes of all executions, trips of the loops around it."""
+
+    collective: str
+    type: str
+    bytes: float
+    trips: str
+    moves: str
+    line: str
+    cause: str
+
+
+class OpRow(NamedTuple):
+    """An op: the type of its first result, operations of one device in all executions, and those that others perform
+    as well."""
+
+    op: str
+    type: str
+    flops: float
+    repeated: float
+    line: str
+    scope: str
+
+
+class ValueRow(NamedTuple):
+    """A value: its name, its type as planned and as propagation proposed it, one device's block and its bytes."""
+
+    value: str
+    type: str
+    proposed: str
+    block: str
+    bytes: float
+    line: str
+
+
+class ArgumentRow(NamedTuple):
+    """An argument, closed-over array or result: its type, one device's block, its bytes, what says its layout."""
+
+    path: str
+    role: str
+    type: str
+    block: str
+    bytes: float
+    layout: str
+
+
+class MemoryRow(NamedTuple):
+    """What a device holds when it holds most: a value, its bytes, and the line that makes it."""
+
+    value: str
+    type: str
+    bytes: float
+    line: str
+
+
+class MeshRow(NamedTuple):
+    """A mesh of several of which one was chosen: what the plan on it takes by the cost model, the bytes that a device
+    sends and those that it holds, and how that is beside the chosen one."""
+
+    mesh: str
+    time: str
+    bytes: float
+    held: float
+    remark: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with a title and names of columns. Its text has all of them; notebooks show it as a table."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        lines = aligned([self.columns, *self._texts], self._numbers) if self.rows else ["  none"]
+        return "\n".join([self.title, *lines])
+
+    def show(self) -> None:
+        """Prints it, in colours where standard output is a terminal and `rich` is installed."""
+        show(str(self))
+
+    def __rich__(self) -> Any:
+        return coloured(str(self))
+
+    def __repr__(self) -> str:
+        return f"<{self.title}: {len(self.rows)} rows>"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        return (
+            f"<table><caption>{html.escape(self.title)}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{''.join(map(self._row, self._texts))}</tbody></table>"
+        )
+
+    def _row(self, cells: Sequence[str]) -> str:
+        style = ' style="text-align:right"'
+        texts = (f"<td{style if n in self._numbers else ''}>{html.escape(cell)}</td>" for n, cell in enumerate(cells))
+        return f"<tr>{''.join(texts)}</tr>"
+
+    @property
+    def _numbers(self) -> set[int]:
+        return {n for n, name in enumerate(self.columns) if name in _UNITS}
+
+    @property
+    def _texts(self) -> list[tuple[str, ...]]:
+        pairs = [list(zip(self.columns, row, strict=True)) for row in self.rows]
+        return [tuple(_UNITS[name](cell) if name in _UNITS else cell for name, cell in row) for row in pairs]
+
+
+def _flops(count: float) -> str:
+    return flops_text(count) if count else ""
+
+
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "bytes": bytes_text,
+    "held": bytes_text,
+    "flops": _flops,
+    "repeated": _flops,
+}
+"""The columns of numbers, and how these are written."""
+
+
+def table_of(record: PlanRecord, name: str) -> Table:
+    """A table of a plan.
+
+    Raises:
+        SdyError: there is none of this name.
+    """
+    if name not in _TABLES:
+        raise SdyError(f"no table {name!r}; the tables are {', '.join(map(repr, _TABLES))}")
+    title, row, rows = _TABLES[name]
+    return Table(f"{title} of {record.name} (bytes and operations per device)", row._fields, tuple(rows(record)))
+
+
+def _collectives(record: PlanRecord) -> Iterator[CollectiveRow]:
+    for each in record.collectives:
+        if each.members:
+            yield _collective(each, record, f" bucket {each.bucket}, {len(each.members)} of {each.dtype}")
+        for one in each.single:
+            yield _collective(one, record, "", "  " if each.members else "")
+
+
+def _collective(each: RecordedCollective, record: PlanRecord, bucket: str, indent: str = "") -> CollectiveRow:
+    what, type_ = f"{indent}{said(each)}{bucket}", "" if bucket else each.type
+    scope = f" in {each.place.scope}" if each.place.scope else ""
+    cause = "" if bucket else f"{cause_of(each, record.time.unit)}{scope}"
+    runs = " ".join(trips(each)).removesuffix(" x") + ("" if each.counted else " in a smaller branch")
+    return CollectiveRow(what, type_, each.total_wire_bytes, runs.strip(), each.value, each.place.lines, cause)
+
+
+def _ops(record: PlanRecord) -> Iterator[OpRow]:
+    for op in record.ops:
+        value = record.value_of.get(op.results[0]) if op.results else None
+        type_ = value.tensor.type if value is not None else ""
+        yield OpRow(op.kind, type_, op.flops * op.times, op.repeated * op.times, op.place.lines, op.place.scope)
+
+
+def _values(record: PlanRecord) -> Iterator[ValueRow]:
+    for value in record.values:
+        tensor, line = value.tensor, record.ops[value.op].place.lines if value.op is not None else ""
+        proposed = value.proposed if value.proposed != tensor.type else ""
+        yield ValueRow(value.name, tensor.type, proposed, sizes_text(tensor.local_shape), tensor.bytes, line)
+
+
+def _arguments(record: PlanRecord) -> Iterator[ArgumentRow]:
+    roles = ("argument", record.arguments), ("closed over", record.closed_over), ("result", record.results)
+    for role, values in roles:
+        for value in values:
+            layout = f"{value.origin}: {value.stated}" if value.stated else value.origin
+            block = sizes_text(value.tensor.local_shape)
+            yield ArgumentRow(value.path, role, value.tensor.type, block, value.tensor.bytes, layout)
+
+
+def _memory(record: PlanRecord) -> Iterator[MemoryRow]:
+    memory = record.memory
+    if memory is None:
+        return
+    for what, held in (("arguments", memory.arguments), ("results", memory.results - memory.shared)):
+        yield MemoryRow(what, "", held, "")
+    for buffer in memory.largest:
+        value = record.value_of.get(buffer.value)
+        line = record.ops[value.op].place.lines if value is not None and value.op is not None else ""
+        yield MemoryRow(buffer.value, value.tensor.type if value is not None else "", buffer.bytes, line)
+
+
+def _meshes(record: PlanRecord) -> Iterator[MeshRow]:
+    for each in record.meshes:
+        _, time, _, _, remark = mesh_columns(record, each)
+        yield MeshRow(each.mesh, time, each.wire_bytes, each.peak, remark)
+
+
+_TABLES: Mapping[str, tuple[str, Any, Callable[[PlanRecord], Iterator[Any]]]] = {
+    "collectives": ("collectives", CollectiveRow, _collectives),
+    "ops": ("ops", OpRow, _ops),
+    "values": ("values", ValueRow, _values),
+    "arguments": ("arguments and results", ArgumentRow, _arguments),
+    "memory": ("what a device holds when it holds most", MemoryRow, _memory),
+    "meshes": ("meshes", MeshRow, _meshes),
+}

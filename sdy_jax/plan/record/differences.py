@@ -1,0 +1,181 @@
+"""What differs between two plans, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sdy_jax.plan.record.program import RecordedCollective
+from sdy_jax.representation.type_text import bytes_text, count_text
+
+_LISTED = 20
+"""Lines per table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why plans differ.
+
+    Attributes:
+        kind: "mesh", "option", "annotation", "code", "argument", "costs" or "version".
+        line: where the user changed it; in the file as it was before, where something is gone.
+        what: what changed: `sharding_constraint P('data') removed`.
+        text: the line's text; may be empty.
+    """
+
+    kind: str
+    line: str
+    what: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        said = f"{self.line}: {self.what}" if self.line else self.what
+        return f"{said}: {self.text}" if self.text else said
+
+
+@dataclass(frozen=True, slots=True)
+class BorderChange:
+    """An argument or result whose type differs; `before` is None where it is new, `after` where it is gone."""
+
+    side: str
+    path: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveChange:
+    """Collectives that differ, so many alike: `before` is None where they are new, `after` where they are gone."""
+
+    before: RecordedCollective | None
+    after: RecordedCollective | None
+    count: int
+
+    @property
+    def bytes(self) -> float:
+        """What a device sends more per call."""
+        old, new = (c.total_wire_bytes if c is not None else 0.0 for c in (self.before, self.after))
+        return self.count * (new - old)
+
+    @property
+    def one(self) -> RecordedCollective:
+        """That of the plan after, or else before."""
+        found = self.after or self.before
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """Values of one line in another layout: the name of the first one, both types, the line, and how many there are."""
+
+    name: str
+    before: str
+    after: str
+    line: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A figure of both plans, in bytes or seconds."""
+
+    name: str
+    before: float
+    after: float
+    unit: str = "bytes"
+
+
+@dataclass(frozen=True)
+class PlanDiff:
+    """The differences between two plans; true where there are any. Printing it gives the causes first, then what they
+    cost and what changed.
+
+    Attributes:
+        name: of the function.
+        causes: what the user changed, the edited line first.
+        amounts: bytes on the wire, memory, and time where the cost model knows it.
+        border: arguments and results.
+        collectives: those that differ, the largest difference in bytes first.
+        values: those in other layouts; none where a plan does not list its values.
+    """
+
+    name: str
+    causes: tuple[Cause, ...]
+    amounts: tuple[Amount, ...]
+    border: tuple[BorderChange, ...]
+    collectives: tuple[CollectiveChange, ...]
+    values: tuple[ValueChange, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.border or self.collectives or self.values)
+
+    def __str__(self) -> str:
+        return diff_text(self)
+
+
+def diff_text(found: PlanDiff) -> str:
+    """What `print(plan.diff(other))` prints."""
+    if not found:
+        return f"plan of {found.name}: no differences"
+    sections = [
+        f"plan of {found.name}: differences",
+        _section("caused by", [str(cause) for cause in found.causes]),
+        _section("costs per device", [_amount(amount) for amount in found.amounts]),
+        _section("arguments and results", [_border(change) for change in found.border]),
+        _section("collectives", list(_collectives(found.collectives))),
+        _section("values", [_value(change) for change in found.values]),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    more = [f"  and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+    return "\n".join([title, *(f"  {line}" for line in lines[:_LISTED]), *more]) if lines else ""
+
+
+def _amount(amount: Amount) -> str:
+    text = bytes_text if amount.unit == "bytes" else _seconds
+    change = amount.after - amount.before
+    if not change:
+        return f"{text(amount.after)} {amount.name}, as before"
+    share = f", {change / amount.before:+.0%}" if amount.before else ""
+    sign = "+" if change > 0 else "-"
+    return f"{text(amount.before)} -> {text(amount.after)} {amount.name} ({sign}{text(abs(change))}{share})"
+
+
+def _seconds(amount: float) -> str:
+    return f"{1e6 * amount:.4g} us"
+
+
+def _border(change: BorderChange) -> str:
+    name = change.path if change.side == "result" else f"{change.side} {change.path}"
+    if change.before is None or change.after is None:
+        return f"{'+' if change.before is None else '-'} {name}  {change.before or change.after}"
+    return f"~ {name}  {change.before} -> {change.after}"
+
+
+def _collectives(changes: Sequence[CollectiveChange]) -> Iterator[str]:
+    for change in changes:
+        one = change.one
+        where = f"{one.place.line}{f' in {one.place.scope}' if one.place.scope and change.count == 1 else ''}"
+        yield f"{_sign(change)} {_moved(change)}{count_text(change.count)}  {where} for {one.cause}"
+
+
+def _sign(change: CollectiveChange) -> str:
+    return "+" if change.before is None else "-" if change.after is None else "~"
+
+
+def _moved(change: CollectiveChange) -> str:
+    texts = [_one(one) for one in (change.before, change.after) if one is not None]
+    return " -> ".join(texts)
+
+
+def _one(collective: RecordedCollective) -> str:
+    said, times = f"{collective.kind} {collective.detail}".rstrip(), count_text(collective.times)
+    return f"{said} {collective.type} {bytes_text(collective.wire_bytes)}{times}"
+
+
+def _value(change: ValueChange) -> str:
+    more = f" and {change.count - 1} more" if change.count > 1 else ""
+    return f"~ {change.name}{more}  {change.before} -> {change.after}  {change.line}"

@@ -1,0 +1,132 @@
+"""Plans as files: JSON with a line per op, value and collective, so that two of them can be compared by eye as well."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sdy_jax.errors import SdyError
+from sdy_jax.plan.record.codec import Decoder, Encoder
+from sdy_jax.plan.record.record import PlanRecord
+
+FORMAT = 1
+"""The version of what is written. A change that older readers would misunderstand makes it one more; new fields that
+have a default do not, since readers leave out what they do not know."""
+
+_KIND = "sdy_jax plan"
+
+
+def save_plan(record: PlanRecord, path: str | os.PathLike[str], page: Sequence[str] = ()) -> None:
+    """Writes a plan; a file that is there is replaced as a whole.
+
+    Args:
+        record: the plan.
+        path: of the file.
+        page: lines for people who read the file; nobody else does.
+
+    Raises:
+        SdyError: the file cannot be written.
+    """
+    write_whole(path, plan_json(record, page))
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file at once, so that nobody reads a part of it.
+
+    Raises:
+        SdyError: it cannot be written.
+    """
+    target = Path(path)
+    new = target.with_name(f"{target.name}.{os.getpid()}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, target)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        problem = f"the plan cannot be written to {os.fspath(path)}: {error.strerror}"
+        raise SdyError(f"{problem}; to fix: name a file in a directory that is there and can be written to") from None
+
+
+def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
+    """A plan that `Plan.save` wrote. It needs neither the function nor its source: it is printed, compared and asked
+    for its collectives like the plan that was saved.
+
+    Raises:
+        SdyError: the file is not there, is no plan, is damaged, or is of a newer version of sdy_jax.
+
+    Example:
+        before = sdy.load_plan("step.plan.json")
+        print(step.plan(state, batch).diff(before))
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SdyError(f"{os.fspath(path)} cannot be read: {error.strerror}; to fix: name a plan's file") from None
+    except UnicodeDecodeError:
+        raise _foreign(path, "it is no text") from None
+    return plan_from_json(text, os.fspath(path))
+
+
+def is_saved_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as those of `Plan.save` do."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return f'"kind": "{_KIND}"' in file.read(64)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def plan_json(record: PlanRecord, page: Sequence[str] = ()) -> str:
+    """The text of a plan's file, with some lines for people."""
+    encoder = Encoder()
+    plan = encoder.encoded(record)
+    whole: dict[str, Any] = {"kind": _KIND, "format": FORMAT, "written_by": record.versions[0]}
+    whole |= {"page": list(page)} if page else {}
+    whole |= {"tables": encoder.tables, "plan": plan}
+    return "".join(_lines(whole, 2)) + "\n"
+
+
+def plan_from_json(text: str, path: str = "the text") -> PlanRecord:
+    """The plan that a text says; errors call it `path`."""
+    try:
+        whole = json.loads(text)
+    except ValueError as error:
+        raise _foreign(path, f"it is no JSON: {error}") from None
+    if not isinstance(whole, dict) or whole.get("kind") != _KIND:
+        raise _foreign(path, f'it does not say "kind": "{_KIND}"')
+    version = whole.get("format")
+    if not isinstance(version, int) or version < 1:
+        raise SdyError(f"{path} is damaged: its format is {version!r}; to fix: save the plan again")
+    if version > FORMAT:
+        by = whole.get("written_by", "a newer sdy_jax")
+        known = f"which this sdy_jax does not know (it reads up to {FORMAT})"
+        raise SdyError(f"{path} is in format {version}, written by {by}, {known}; to fix: upgrade sdy_jax")
+    try:
+        found: PlanRecord = Decoder(whole.get("tables")).decoded(PlanRecord, whole.get("plan"), "plan")
+    except SdyError as error:
+        raise SdyError(f"{path} is damaged: {error}; to fix: save the plan again") from None
+    return found
+
+
+def _foreign(path: str | os.PathLike[str], why: str) -> SdyError:
+    return SdyError(f"{os.fspath(path)} is no plan of sdy_jax: {why}; to fix: name a file that plan.save(path) wrote")
+
+
+def _lines(data: Any, levels: int, indent: str = "") -> Iterator[str]:
+    """JSON with the entries of objects, and of the lists in them, on lines of their own."""
+    if levels < 0 or not data or not isinstance(data, (dict, list)):
+        yield json.dumps(data, ensure_ascii=False)
+        return
+    is_object = isinstance(data, dict)
+    yield "{" if is_object else "["
+    inner = indent + " "
+    entries = data.items() if isinstance(data, dict) else (("", each) for each in data)
+    for number, (name, each) in enumerate(entries):
+        yield f"{',' if number else ''}\n{inner}" + (f"{json.dumps(name)}: " if is_object else "")
+        yield from _lines(each, levels - 1, inner)
+    yield f"\n{indent}{'}' if is_object else ']'}"
