@@ -64,7 +64,7 @@ class BlockingCandidates:
     """Those of a program.
 
     Args:
-        graph: the program before it is walked.
+        graph: the program before it is partitioned.
         prices: what its values take on a device.
         mesh: the program's.
         rule_of: the rules of ops.

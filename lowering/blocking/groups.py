@@ -236,7 +236,7 @@ def later_ops(group: Group) -> list[Op]:
 
 
 _WIDENING = 4
-"""How many times as large a value has to be as what it is made of, so that it is as soon made again."""
+"""How many times as large a value has to be as what it is made of, so that it is as soon recomputed."""
 
 
 def widens(op: Op) -> bool:

@@ -36,7 +36,7 @@ _MORE = 1.1
 """How much less large values may take than the last program held too much: what is around them changes, too."""
 
 _SHARED = 1 / 16
-"""The share of what the program holds too much from which on a value that two groups share is made again."""
+"""The share of what the program holds too much from which on a value that two groups share is recomputed."""
 
 _AS_MUCH = 2
 """How many times as much as its largest group's values a program may hold too much, so that parts may help."""
@@ -63,19 +63,19 @@ def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = 
     if setting.policy.layouts != "global" or not setting.available:
         return partition_as_written(module, setting)
     erase_marks(module)
-    walks = LayoutSearch(prepared(module, setting), setting)
-    program = _best(walks, named)
-    fitting = program.walks.fitting(program.found)
-    before = None if program.what is None and not program.blocked else _stage(program.walks.graph)
-    report = finished(module, program.walks, fitting)
+    search = LayoutSearch(prepared(module, setting), setting)
+    program = _best(search, named)
+    fitting = program.search.fitting(program.found)
+    before = None if program.what is None and not program.blocked else _stage(program.search.graph)
+    report = finished(module, program.search, fitting)
     report.recomputed, report.blocked, report.before = program.what, program.blocked, before
     return report
 
 
-def _best(walks: LayoutSearch, named: Collection[Mark]) -> Program:
+def _best(search: LayoutSearch, named: Collection[Mark]) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
     parts, with something that is computed again; and of that, more in parts, as its layouts are others."""
-    written = Program(walks, prices=FEW)
+    written = Program(search, prices=FEW)
     tried = [_again(written, named)]
     if not tried[-1].fits:
         tried += _in_parts(written)
@@ -87,8 +87,8 @@ def _best(walks: LayoutSearch, named: Collection[Mark]) -> Program:
 
 
 def _again(program: Program, named: Collection[Mark]) -> Program:
-    """A program, with walks at few prices, that may compute something again; with walks at all prices else."""
-    if not program.walks.policy.recompute:
+    """A program, with trials at few prices, that may compute something again; with trials at all prices else."""
+    if not program.search.policy.recompute:
         return program.at_all_prices
     found = best_program(program, named)
     found.blocked = program.blocked
@@ -96,7 +96,7 @@ def _again(program: Program, named: Collection[Mark]) -> Program:
 
 
 def _stage(graph: Graph) -> ir.Operation:
-    """A program as it is before it is walked."""
+    """A program as it is before it is partitioned."""
     module = copied(graph.module)
     module.attributes[PREPARED] = ir.UnitAttr.get(module.context)
     return module
@@ -111,8 +111,8 @@ def _in_parts(program: Program) -> Iterator[Program]:
         most = max([each.inside for each in candidates.above(0.0)], default=0.0)
         if program.too_much > _AS_MUCH * most:
             return
-        size = min(most - program.too_much, _OF_LIMIT * program.walks.limit) if size is None else size
-        size = max(size, _LEAST * program.walks.limit)
+        size = min(most - program.too_much, _OF_LIMIT * program.search.limit) if size is None else size
+        size = max(size, _LEAST * program.search.limit)
         chosen = [(each, cut) for each in candidates.above(size) if (cut := each.cut(size)) is not None]
         if not chosen or [cut for _, cut in chosen] == before:
             return
@@ -120,8 +120,8 @@ def _in_parts(program: Program) -> Iterator[Program]:
         what = tuple(_in_report(*each) for each in chosen)
         for each, cut in chosen:
             run_in_parts(each.group, cut, rule_of)
-        walks = program.walks.of(erase_dead_code(Graph(graph.module)))
-        less = Program(walks, program.what, blocked=(*program.blocked, *what))
+        search = program.search.of(erase_dead_code(Graph(graph.module)))
+        less = Program(search, program.what, blocked=(*program.blocked, *what))
         yield less
         if less.fits or less.too_much >= last:
             return
@@ -131,12 +131,12 @@ def _in_parts(program: Program) -> Iterator[Program]:
 
 def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, BlockingCandidates]:
     """A copy of a program, in which groups share no large values, and what of it could run in parts."""
-    walks, graph = program.walks, Graph(copied(program.walks.graph.module))
-    target = walks.setting.target
+    search, graph = program.search, Graph(copied(program.search.graph.module))
+    target = search.setting.target
     prices = ProgramPrices(graph, program.least, target.arrays)
     origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), _SHARED * max(program.too_much, 0.0))
     sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
-    return graph, BlockingCandidates(graph, sizes, walks.mesh, rule_of, target.compiler.fusion, walks.limit)
+    return graph, BlockingCandidates(graph, sizes, search.mesh, rule_of, target.compiler.fusion, search.limit)
 
 
 def _in_report(candidate: BlockingCandidate, cut: Cut) -> InParts:

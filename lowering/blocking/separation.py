@@ -1,4 +1,4 @@
-"""Groups that share a large value are told apart: the later one makes it again, so that neither needs all of it.
+"""Groups that share a large value are told apart: the later one recomputes it, so that neither needs all of it.
 
 %s = dot %q, %k                      %s = dot %q, %k
 %o = dot (softmax %s), %v    ->      %o = dot (softmax %s), %v

@@ -1,4 +1,4 @@
-"""Copies of values in other layouts that follow each other: each is made anew for some of the uses, and freed after.
+"""Copies of values in other layouts that follow each other: each is recomputed for some of the uses, and freed after.
 
     %w1 = sdy.all_gather %w            for the forward pass
     %y  = dot %x, %w1

@@ -4,7 +4,7 @@ A user takes the value in a layout that exists, or has it brought to a new one f
 least. A value that only stands for another, such as the result of a sharding constraint, has the layouts of the other.
 Reshards without users are erased in the end.
 
-A plan may let several copies of a layout follow each other, each made anew for some of the uses and freed after them.
+A plan may let several copies of a layout follow each other, each recomputed for some of the uses and freed after them.
 Such a copy starts from the layout in which the value is made, and waits for what its users take (`copies.py`).
 """
 

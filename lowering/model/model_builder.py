@@ -42,7 +42,7 @@ _MORE_WORK = 0.02
 nothing: a model of time charges what they read and write."""
 
 _MOST_USERS, _WIDENING = 16, 4
-"""What is made anew for each user has at most so many, and is that many times as large as what it is made of, or as
+"""What is recomputed for each user has at most so many, and is that many times as large as what it is made of, or as
 large where that is an argument."""
 
 
@@ -189,9 +189,9 @@ class _Builder:
             self._program.values.update(dict.fromkeys(op.results, FREE))
             return
         candidates, slots = self._candidates_here().of(op, decision), _slots(op)
-        for use in reversed(op.results[0].uses if _is_made_anew(op) else []):
+        for use in reversed(op.results[0].uses if _is_recomputed(op) else []):
             self._new_value(op.results[0], times)
-            self._program.made_anew[use] = self._program.values[op.results[0]]
+            self._program.recomputed[use] = self._program.values[op.results[0]]
             self._program.decided[self._program.numbers[op]] = self._add(candidates, times, slots, op.results, [use[0]])
         if op.results[0] in self._program.values:
             return
@@ -268,7 +268,7 @@ def _slots(op: Op) -> list[tuple[Op, int]]:
     return [(op, index) for index in range(len(op.operands))]
 
 
-def _is_made_anew(op: Op) -> bool:
+def _is_recomputed(op: Op) -> bool:
     """Whether an op had better run for each of its users alone than have its result moved: it widens what it takes, or
     only turns an argument around. What it makes smaller, as a weight that is rounded, is sent once for all users."""
     if len(op.results) != 1 or len(op.operands) != 1 or not 2 <= len(op.results[0].uses) <= _MOST_USERS:

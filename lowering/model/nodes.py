@@ -48,7 +48,7 @@ class Node:
 class ModelValue:
     """A value: its class, how often it is made, where it is made and taken.
 
-    Where holding has a price, or copies are made again, `place_uses` has said the rest:
+    Where holding has a price, or copies are recomputed, `place_uses` has said the rest:
     `born`: the node from which on it is there. `needed`: per use, the first and the last node for which it must be.
     `is_at_hand`: it takes no memory of its own in the layout in which it is made: it is an argument, or its users
     compute it. `is_held_rounded`: a device holds it, and its copies, as products alone take it.

@@ -47,7 +47,7 @@ class PlanningProblem:
     """A program, the layouts that were proposed for it, and the planner's model of both.
 
     `atoms`: the parts of mesh axes that are somewhere in a layout. `parts`: per node, what it stands for. `values`: the
-    numbers of values, `FREE` where one has no price; `made_anew`: per use of what is made for each user alone, the
+    numbers of values, `FREE` where one has no price; `recomputed`: per use of what is made for each user alone, the
     number of its value; `unrounded`: of values that are rounded for products, the numbers of what sums take;
     `free_uses`: where values without a price are taken.
 
@@ -64,7 +64,7 @@ class PlanningProblem:
     model: ProgramModel
     parts: list[Part] = field(default_factory=list)
     values: dict[Value, int] = field(default_factory=dict)
-    made_anew: dict[tuple[Op, int], int] = field(default_factory=dict)
+    recomputed: dict[tuple[Op, int], int] = field(default_factory=dict)
     unrounded: dict[Value, int] = field(default_factory=dict)
     free_uses: dict[Value, list[Port]] = field(default_factory=dict)
     decided: dict[int, int] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class PlanningProblem:
     def taken(self, op: Op, index: int) -> int:
         """The number of the value that an operand is."""
         value, use = op.operands[index], (op, index)
-        if use in self.made_anew:
-            return self.made_anew[use]
+        if use in self.recomputed:
+            return self.recomputed[use]
         return self.unrounded[value] if value in self.unrounded and is_sum(op) else self.number(value)
 
     def maker(self, number: int) -> int:

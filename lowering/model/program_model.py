@@ -3,7 +3,7 @@
 A node takes values (*ports*) in the layouts of its candidate and makes values in others. What the program costs is the
 sum of the candidates' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it
 is made to all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a price, what
-a reshard made may be given up between two uses and made again for the second, from the layout in which the value was
+a reshard made may be given up between two uses and recomputed for the second, from the layout in which the value was
 made.
 Source: spec of the planner, sections 1, 4 and 9.
 """
@@ -30,7 +30,7 @@ def _uses_of_copies(value: ModelValue, made: int, taken: Sequence[int]) -> dict[
 
 
 class _Copy(NamedTuple):
-    """What it costs to hold a value in a layout in which it is not made, and for which uses it is made again: where
+    """What it costs to hold a value in a layout in which it is not made, and for which uses it is recomputed: where
     they begin, in order."""
 
     cost: float
@@ -172,7 +172,7 @@ class ProgramModel:
         made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
         for layout, uses in _uses_of_copies(value, made, taken).items():
             size = self.bytes_of(value, layout)
-            yield CopyInLayout([value.uses[n] for n in uses], size, self._anew(value, made, layout))
+            yield CopyInLayout([value.uses[n] for n in uses], size, self._recompute_cost(value, made, layout))
 
     def bytes_of(self, value: ModelValue, layout: int) -> float:
         """What a device holds of a value in a layout."""
@@ -181,11 +181,11 @@ class ProgramModel:
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """What it costs to hold a value in its layouts, or to make some again: where it is made, until it is taken last
         in that layout, or a copy is made of it; in others, from the first use to the last that a copy serves."""
-        anew = self._held_anew(value, made, taken)
+        anew = self._held_recomputed(value, made, taken)
         return anew if value.is_at_hand else min(anew, self._held_whole(value, made, taken))
 
     def _held_whole(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
-        """As `_held`, if nothing is made again."""
+        """As `_held`, if nothing is recomputed."""
         first, last = dict[int, int](), dict[int, int]()
         for layout, (begin, end) in zip(taken, value.needed, strict=True):
             first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
@@ -195,8 +195,8 @@ class ProgramModel:
             held = self._held_until_moved(value, made, last)
         return held + sum([self._price(value, n, first[n], end) for n, end in last.items()])
 
-    def _held_anew(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
-        """As `_held`, if what costs more to hold than to make again is made again."""
+    def _held_recomputed(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
+        """As `_held`, if what costs more to hold than to recompute is recomputed."""
         copies = self._copies(value, made, taken)
         until = [end for layout, (_, end) in zip(taken, value.needed, strict=True) if layout == made]
         until += [begin for copy in copies.values() for begin in copy.again]
@@ -223,13 +223,13 @@ class ProgramModel:
         found = _uses_of_copies(value, made, taken).items()
         return {n: self._copy(value, made, n, [value.needed[use] for use in uses]) for n, uses in found}
 
-    def _anew(self, value: ModelValue, made: int, layout: int) -> float:
+    def _recompute_cost(self, value: ModelValue, made: int, layout: int) -> float:
         """What it costs to make a copy again."""
         return value.times * self.prices.cost(value.shape, made, layout) if self.prices.is_whole(made) else math.inf
 
     def _copy(self, value: ModelValue, made: int, layout: int, extents: Sequence[tuple[int, int]]) -> _Copy:
         (begin, end), *others = extents
-        cost, again, anew = 0.0, list[int](), self._anew(value, made, layout)
+        cost, again, anew = 0.0, list[int](), self._recompute_cost(value, made, layout)
         for first, last in others:
             if anew < self._price(value, layout, end + 1, first - 1):
                 cost += anew + self._price(value, layout, begin, end)

@@ -17,7 +17,7 @@ result or of the argument, and the number of the op that uses it."""
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
     """What a walk is to follow: how ops run, the layouts of data-flow edges, and which copy of a value serves a use,
-    where copies are freed and made again. `shared`: per result of an op, the layout in which several users expect it.
+    where copies are freed and recomputed. `shared`: per result of an op, the layout in which several users expect it.
     `chosen`: the choice in the model of the program that says so.
     `user_collectives`: from which layout of its operand each of them runs. `border`: the layouts of arguments and
     results that may have any."""

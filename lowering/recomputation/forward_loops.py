@@ -87,7 +87,7 @@ class ForwardLoop:
 
 def forward_loops(graph: Graph) -> list[ForwardLoop]:
     """The loops of a program with stacks that are read entry by entry later, and of which each trip writes one; not
-    those that read such stacks themselves, which change where these are made again."""
+    those that read such stacks themselves, which change where these are recomputed."""
     found = list(_forward_loops(graph))
     reading = {around for forward in found for read in forward.reads for around in _loops_around(read)}
     return [forward for forward in found if forward.loop not in reading]

@@ -35,48 +35,48 @@ _NEAR = 0.6
 
 @dataclass(eq=False)
 class Program:
-    """A program with the walks that were tried at so many prices of holding, what it computes again, and what in
+    """A program with the trials that were tried at so many prices of holding, what it computes again, and what in
     parts."""
 
-    walks: LayoutSearch
+    search: LayoutSearch
     what: Recomputed | None = None
     prices: int = PRICES
     blocked: tuple[InParts, ...] = ()
 
     @property
     def at_all_prices(self) -> Program:
-        """The same with walks at as many prices as there are."""
+        """The same with trials at as many prices as there are."""
         return replace(self, prices=PRICES)
 
     @cached_property
     def found(self) -> list[PartitionedProgram]:
-        """The walks."""
-        return self.walks.found(self.prices)
+        """The trials."""
+        return self.search.found(self.prices)
 
     @property
     def least(self) -> PartitionedProgram:
-        """The walk that holds least."""
-        return min(self.found, key=lambda walk: walk.peak.total)
+        """The trial that holds least."""
+        return min(self.found, key=lambda trial: trial.peak.total)
 
     @property
     def cheapest(self) -> PartitionedProgram:
-        """The walk that costs least, whether it fits or not."""
-        return min(self.found, key=lambda walk: walk.cost)
+        """The trial that costs least, whether it fits or not."""
+        return min(self.found, key=lambda trial: trial.cost)
 
     @property
     def too_much(self) -> float:
-        """The bytes that it holds too much: by its cheapest walk, if another one fits."""
-        return (self.cheapest if self.fits else self.least).peak.total - self.walks.limit
+        """The bytes that it holds too much: by its cheapest trial, if another one fits."""
+        return (self.cheapest if self.fits else self.least).peak.total - self.search.limit
 
     @property
     def fits(self) -> bool:
-        return bool(self.walks.allowed(self.found))
+        return bool(self.search.allowed(self.found))
 
     @property
     def best(self) -> PartitionedProgram:
-        """The best walk of those that fit; if there is none, that which holds least."""
-        allowed = self.walks.allowed(self.found)
-        return self.walks.best(allowed) if allowed else self.least
+        """The best trial of those that fit; if there is none, that which holds least."""
+        allowed = self.search.allowed(self.found)
+        return self.search.best(allowed) if allowed else self.least
 
     def rank(self) -> tuple[float, float]:
         """What is less is better: what it costs, if it fits; of those that do not, what they hold."""
@@ -89,15 +89,15 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
     `jax.checkpoint` says what is held.
 
     Args:
-        written: the program as it is, with walks at few prices.
+        written: the program as it is, with trials at few prices.
         named: the lines and types of values that are held where anything fits by that.
 
     Raises:
         MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
     """
-    if any(is_computed_again(op.mlir.location) for op in written.walks.graph.ops):
+    if any(is_computed_again(op.mlir.location) for op in written.search.graph.ops):
         return written.at_all_prices
-    others = _quicker if written.walks.room.fits(written.cheapest) else _holding_less
+    others = _quicker if written.search.budget.fits(written.cheapest) else _holding_less
     best = min([written, *others(written, named)], key=Program.rank)
     if not best.fits:
         best = min(best, written.at_all_prices, key=Program.rank)
@@ -108,13 +108,13 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
 
 def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     """One that computes again in a loop what takes longer to write in another loop, and to read."""
-    price = 2 * written.walks.costs.memory
+    price = 2 * written.search.costs.memory
     if not price:
         return
-    copy = Graph(copied(written.walks.graph.module))
+    copy = Graph(copied(written.search.graph.module))
     found = recomputed(copy, list(priced_loops(forward_loops(copy), _prices(written, copy), named)), price)
     if found is not None:
-        yield Program(written.walks.of(found[0]), found[1])
+        yield Program(written.search.of(found[0]), found[1])
 
 
 def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program]:
@@ -133,8 +133,8 @@ def _holding_less_and_less(written: Program, kept: Collection[Mark]) -> Iterator
         found = _again(written, kept, saving if number < _TRIES - 1 else math.inf)
         if found is None or found[1] == before:
             return
-        (graph, before), walks = found, written.walks
-        less = _searched(walks.of(graph), before)
+        (graph, before), search = found, written.search
+        less = _searched(search.of(graph), before)
         yield less
         saving = before.bytes + _MORE * less.too_much
 
@@ -143,24 +143,24 @@ def _of_little(written: Program, kept: Collection[Mark]) -> Iterator[Program]:
     """One that makes parts of others that it makes again, instead of holding what passes between them."""
     found = _again(written, kept, written.too_much, in_parts=False)
     if found is not None:
-        yield _searched(written.walks.of(found[0]), found[1])
+        yield _searched(written.search.of(found[0]), found[1])
 
 
 def _again(
     written: Program, kept: Collection[Mark], saving: float, in_parts: bool = True
 ) -> tuple[Graph, Recomputed] | None:
     """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
-    copy = Graph(copied(written.walks.graph.module))
-    segments = list(priced_segments(copy, _prices(written, copy), written.walks.setting.mesh_name, kept, in_parts))
+    copy = Graph(copied(written.search.graph.module))
+    segments = list(priced_segments(copy, _prices(written, copy), written.search.setting.mesh_name, kept, in_parts))
     return recomputed(copy, segments, price_that_saves(segments, saving))
 
 
 def _prices(written: Program, copy: Graph) -> ProgramPrices:
-    return ProgramPrices(copy, written.least, written.walks.setting.target.arrays)
+    return ProgramPrices(copy, written.least, written.search.setting.target.arrays)
 
 
-def _searched(walks: LayoutSearch, what: Recomputed) -> Program:
-    """A program, with walks at all prices where few of them nearly have it fit."""
-    quick = Program(walks, what, FEW)
-    is_near = quick.too_much <= _NEAR * walks.limit
+def _searched(search: LayoutSearch, what: Recomputed) -> Program:
+    """A program, with trials at all prices where few of them nearly have it fit."""
+    quick = Program(search, what, FEW)
+    is_near = quick.too_much <= _NEAR * search.limit
     return quick.at_all_prices if is_near and not quick.fits else quick

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 _NARROW = 0.25
-"""The share of what is needed of a part that may pass where it is cut: that has to be held beside what is made again of
+"""The share of what is needed of a part that may pass where it is cut: that has to be held beside what is recomputed of
 one part."""
 
 

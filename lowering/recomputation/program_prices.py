@@ -1,4 +1,4 @@
-"""What it costs to run ops again, and what values take on a device, by a walk over the program."""
+"""What it costs to run ops again, and what values take on a device, by a partitioned copy of the program."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ProgramPrices:
     """Times and bytes of a program's ops and values.
 
     Args:
-        graph: the program before it is walked.
-        walk: a walk over a copy of it.
+        graph: the program before it is partitioned.
+        trial: a copy of it, partitioned.
         arrays: how arrays lie on a device.
     """
 
-    def __init__(self, graph: Graph, walk: PartitionedProgram, arrays: Arrays):
-        self._graph, self._walk, self._proposal = graph, walk, walk.proposal
+    def __init__(self, graph: Graph, trial: PartitionedProgram, arrays: Arrays):
+        self._graph, self._trial, self._proposal = graph, trial, trial.proposal
         self._arrays = arrays
         self._number = {op: number for number, op in enumerate(graph.ops)}
 
@@ -46,22 +46,22 @@ class ProgramPrices:
         return self._bytes(value, self.layout_of(value))
 
     def layout_of(self, value: Value) -> TensorSharding | None:
-        """The layout in which a value is made; that which is stored, where the walk says nothing."""
+        """The layout in which a value is made; that which is stored, where the proposal says nothing."""
         return self._layouts.get(value, value.sharding)
 
     @property
     def peak(self) -> Op:
         """The op of the program while which most is held; its main function, if that is arguments and results alone."""
-        return self._graph.ops[self._walk.live.argmax().item()]
+        return self._graph.ops[self._trial.live.argmax().item()]
 
     def live_at(self, op: Op) -> float:
         """The bytes that are live on a device while an op runs, arguments and results included."""
-        return float(self._walk.live[self._number[op]])
+        return float(self._trial.live[self._number[op]])
 
     def bytes_at_peak(self, ops: Collection[Op]) -> float:
         """The bytes on a device that are live at the peak and come from some ops of the program, moved or not."""
         numbers, wanted = self._proposal.remaining, {self._number[op] for op in ops}
-        makers = ((_maker(live.value), live.bytes) for live in self._walk.peak.live)
+        makers = ((_maker(live.value), live.bytes) for live in self._trial.peak.live)
         return sum([size for op, size in makers if op is not None and numbers.get(op.mlir) in wanted])
 
     def taken_bytes(self, op: Op, index: int) -> float:
@@ -84,7 +84,7 @@ class ProgramPrices:
         return own or self._operations(op)
 
     def _own_time(self, decision: Decision) -> float:
-        return own_time(decision.kind, decision.shardings, self._walk.setting.costs, self._proposal.mesh)
+        return own_time(decision.kind, decision.shardings, self._trial.setting.costs, self._proposal.mesh)
 
     def _operations(self, op: Op) -> float:
         decision = self._decision(op)
@@ -96,7 +96,7 @@ class ProgramPrices:
     def _sent(self) -> dict[ir.Location, float]:
         """The time of what is sent in all executions, by the location of the op that caused it."""
         found = dict[ir.Location, float]()
-        costs, mesh = self._walk.setting.costs, self._proposal.mesh
+        costs, mesh = self._trial.setting.costs, self._proposal.mesh
         for record in self._proposal.report.collectives:
             time = record.sending_time(costs, mesh) * record.estimated_times
             found[record.location] = found.get(record.location, 0.0) + time
@@ -104,7 +104,7 @@ class ProgramPrices:
 
     @cached_property
     def _layouts(self) -> dict[Value, TensorSharding]:
-        """The layouts in which values are made; where the walk says nothing, those that are stored."""
+        """The layouts in which values are made; where the proposal says nothing, those that are stored."""
         found = dict[Value, TensorSharding]()
         for op in self._graph.ops:
             found.update(zip(op.results, self._made(op, found), strict=False))

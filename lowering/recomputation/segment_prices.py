@@ -93,8 +93,8 @@ def priced_segments(
         graph: the program.
         prices: of its ops and values.
         mesh_name: the program's mesh.
-        kept: the marks of values that are not made again.
-        in_parts: what is made again is so part by part, of what passes between them.
+        kept: the marks of values that are not recomputed.
+        in_parts: what is recomputed is so part by part, of what passes between them.
     """
     loops = forward_loops(graph)
     if prices.peak is not graph.main:
@@ -112,7 +112,7 @@ def priced_loops(
 
 
 def _is_kept(op: Op, kept: Collection[Mark]) -> bool:
-    """Whether an op makes a value that is not made again."""
+    """Whether an op makes a value that is not recomputed."""
     if not kept:
         return False
     line = place_of(op.mlir.location).line

@@ -20,7 +20,7 @@ class Segment:
     `ops`: those that could run again, in order. `needed`: the values that are read later, each with the bytes that it
     is held in. `is_at_hand`: whether a value that they take can be read later for nothing. `part`: of some ops, the
     number of the part that they are in, else 0: what an op takes of another part is held, if the op runs again. Else
-    all that is needed could be made again at once.
+    all that is needed could be recomputed at once.
     """
 
     ops: tuple[Op, ...]
@@ -37,7 +37,7 @@ class Segment:
         return not isinstance(value.owner, Op) or self.part.get(value.owner, 0) == self.part.get(op, 0)
 
     def is_made_again(self, value: Value, op: Op, again: Collection[Op]) -> bool:
-        """Whether an op that runs again takes a value that is made again, if some ops run again."""
+        """Whether an op that runs again takes a value that is recomputed, if some ops run again."""
         return value.owner in again and self.is_near(value, op)
 
     def held(self, again: Collection[Op]) -> list[Value]:

@@ -1,4 +1,4 @@
-"""Ops `sdy_jax.after` that keep an order: copies that are made again wait for what their users take beside them.
+"""Ops `sdy_jax.after` that keep an order: copies that are recomputed wait for what their users take beside them.
 
     %w2 = sdy_jax.after %w, %dy        for the backward pass
     %w3 = sdy.all_gather %w2           not before %dy is there

@@ -221,7 +221,7 @@ class RestrictedProgram:
                 problem.add(shared.number, numbers[use.node], Ports(every, columns, prices, value.times))
 
     def _onward(self, value: ModelValue, shared: _SharedLayout, following: _SharedLayout) -> Costs:
-        """The prices from a shared layout to that of the next phase: held in between, or made again from where it is at
+        """The prices from a shared layout to that of the next phase: held in between, or recomputed from where it is at
         hand."""
         layouts, at_hand = shared.layouts, self._at_hand(value)
         held = self._held(value, layouts, shared.end + 1, following.begin - 1) / value.times

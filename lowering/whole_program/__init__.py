@@ -1,1 +1,1 @@
-"""Layouts that are chosen for a whole program: a walk proposes, plans are made and walked, the best that fits stays."""
+"""Layouts that are chosen for a whole program: proposed, planned and tried; the best program that fits stays."""

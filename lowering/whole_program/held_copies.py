@@ -1,4 +1,4 @@
-"""The copies of a planned program's values that could be freed between their uses and made again.
+"""The copies of a planned program's values that could be freed between their uses and recomputed.
 
 Source: spec of the planner, section 9.
 """
@@ -27,7 +27,7 @@ class UseOfCopy(NamedTuple):
 
 class HeldCopy(NamedTuple):
     """A copy of a value that could be freed between its uses, which are in order of time: its bytes on a device, and
-    what it costs to make it again."""
+    what it costs to recompute it."""
 
     uses: list[UseOfCopy]
     bytes: float
@@ -43,14 +43,14 @@ class HeldCopy(NamedTuple):
 
 
 def held_copies(program: PlanningProblem, chosen: Chosen) -> list[HeldCopy]:
-    """The copies of values in other layouts that several ops use, and that could be made again for each."""
+    """The copies of values in other layouts that several ops use, and that could be recomputed for each."""
     anew = dict[Value, list[int]]()
-    for (op, index), number in program.made_anew.items():
+    for (op, index), number in program.recomputed.items():
         anew.setdefault(op.operands[index], []).append(number)
     found = list[HeldCopy]()
     for value, number in program.values.items():
         if value in anew:
-            found += _copies_made_anew(program, value, anew[value], chosen)
+            found += _recomputed_copies(program, value, anew[value], chosen)
         elif number != FREE and (value.defining_op is not None or value.owner is program.graph.main.blocks[0]):
             copies = program.model.copies(program.model.values[number], chosen)
             found += [_held_copy(program, value, copy) for copy in copies if len(copy.uses) > 1]
@@ -68,10 +68,10 @@ def _held_copy(program: PlanningProblem, value: Value, copy: CopyInLayout) -> He
     return HeldCopy(uses, copy.bytes, copy.cost)
 
 
-def _copies_made_anew(
+def _recomputed_copies(
     program: PlanningProblem, value: Value, numbers: Sequence[int], chosen: Chosen
 ) -> Iterator[HeldCopy]:
-    """The copies of what is made anew for each use; those that are made and taken alike are one."""
+    """The copies of what is recomputed for each use; those that are made and taken alike are one."""
     model, found = program.model, dict[tuple[int, int], list[ModelValue]]()
     used = [known for known in (model.values[number] for number in numbers) if known.uses]
     for known in sorted(used, key=lambda known: known.needed[0]):
@@ -110,7 +110,7 @@ def freed_gaps(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]
 
 
 def numbered_uses(held: Sequence[HeldCopy], freed: set[tuple[int, int]]) -> Iterator[tuple[PlannedUse, int]]:
-    """Which copy serves each use, counted from 1, of the values of which some are made again."""
+    """Which copy serves each use, counted from 1, of the values of which some are recomputed."""
     for n, copy in enumerate(held):
         if any((n, i) in freed for i in range(len(copy.uses))):
             number = 1

@@ -43,7 +43,7 @@ _MOST_ATOMS = 4
 
 
 class LayoutSearch:
-    """The walks over copies of a prepared program; the first one proposes.
+    """The trials over copies of a prepared program; the first one proposes.
 
     Args:
         graph: the program.
@@ -61,16 +61,16 @@ class LayoutSearch:
     ):
         self.graph, self.setting, self._border, self._known = graph, setting, border, known
         self.costs, self.policy = setting.costs, setting.policy
-        self.proposed = self._walk(None)
+        self.proposed = self._trial(None)
         proposal = self.proposed.proposal
         self.mesh = proposal.mesh
         self._atoms = proposal.layouts.atoms(self.mesh, self.costs.major_parts)
 
     def of(self, graph: Graph) -> LayoutSearch:
-        """The walks over another form of the program."""
+        """The trials over another form of the program."""
         return LayoutSearch(graph, self.setting, self._border)
 
-    def _walk(self, plan: LayoutPlan | None) -> PartitionedProgram:
+    def _trial(self, plan: LayoutPlan | None) -> PartitionedProgram:
         copy = copied(self.graph.module)
         if plan is not None:
             main = main_function(copy)
@@ -85,14 +85,14 @@ class LayoutSearch:
             return self.setting.limit
         return (1 + _TOLERATED) * self.proposed.peak.total
 
-    def saved(self, walk: PartitionedProgram) -> float:
-        """What a walk saves of what the proposal costs, and holds."""
+    def saved(self, trial: PartitionedProgram) -> float:
+        """What a trial saves of what the proposal costs, and holds."""
         proposed = self.proposed
-        byte = self.room.byte(min(walk.cost, proposed.cost))
-        return proposed.cost - walk.cost + byte * (proposed.peak.total - walk.peak.total)
+        byte = self.budget.byte(min(trial.cost, proposed.cost))
+        return proposed.cost - trial.cost + byte * (proposed.peak.total - trial.peak.total)
 
     @cached_property
-    def room(self) -> MemoryBudget:
+    def budget(self) -> MemoryBudget:
         """What the program may hold, and send."""
         return MemoryBudget(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
 
@@ -113,7 +113,7 @@ class LayoutSearch:
         return max([self.costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
 
     def found(self, prices: int = PRICES) -> list[PartitionedProgram]:
-        """All walks that were tried, the proposal first, which is alone where it sends nothing and fits.
+        """All trials that were tried, the proposal first, which is alone where it sends nothing and fits.
 
         Args:
             prices: of holding, that are tried at most where the cheapest one does not fit.
@@ -124,40 +124,40 @@ class LayoutSearch:
         layouts, peak = self.proposed.proposal.layouts, self.proposed.peak
         if self.policy.memory is not None and peak.border > self.limit:
             raise border_too_large(self.graph, layouts, peak.total, self.setting.inputs, self.mesh, self.limit)
-        must_plan = self.proposed.sends or not self.room.fits(self.proposed)
+        must_plan = self.proposed.sends or not self.budget.fits(self.proposed)
         return self.planned(prices) if must_plan else [self.proposed]
 
     def planned(self, prices: int = PRICES) -> list[PartitionedProgram]:
-        """The walks by plans that were tried, the proposal first. Where the model promises little it is alone."""
+        """The trials by plans that were tried, the proposal first. Where the model promises little it is alone."""
         if not self.can_be_planned:
             return [self.proposed]
         program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._atoms, self._border)
         choices = Choices(program, self.policy.effort or math.inf)
         best = best_choice(choices, self._latency)
-        if self.room.fits(self.proposed) and program.saved(best) < self.least_gain:
+        if self.budget.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
-        return programs_tried(choices, best, self.proposed, self.room, self._walk, prices)
+        return programs_tried(choices, best, self.proposed, self.budget, self._trial, prices)
 
-    def fitting(self, walks: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+    def fitting(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
         time; if there are none, and the limit is what devices have, the one that holds least.
 
         Raises:
             MemoryLimitError: there are none, and the limit is stated.
         """
-        found = self.allowed(walks)
+        found = self.allowed(trials)
         if found:
             return found
-        least = min(walks, key=lambda walk: walk.peak.total)
+        least = min(trials, key=lambda trial: trial.peak.total)
         if self.policy.memory is not None:
             raise too_large(least.peak, self.limit)
         return [least]
 
-    def allowed(self, walks: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+    def allowed(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more than they may; perhaps none."""
-        return [walk for walk in walks if self.room.allows(walk, self.proposed)]
+        return [trial for trial in trials if self.budget.allows(trial, self.proposed)]
 
     def best(self, fitting: Sequence[PartitionedProgram]) -> PartitionedProgram:
-        """The best of the walks that fit; the proposal, where no other one saves enough."""
-        best = self.room.best(fitting)
+        """The best of the trials that fit; the proposal, where no other one saves enough."""
+        best = self.budget.best(fitting)
         return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best

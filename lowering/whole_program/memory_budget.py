@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
 _COMPARED = 2
-"""How often its small price holding has where walks are compared. A step that holds 48 of 60 GiB for 4 percent of the
+"""How often its small price holding has where trials are compared. A step that holds 48 of 60 GiB for 4 percent of the
 time, as hidden collectives count, beside one that holds 11, is not worth it (2026-11)."""
 
 
@@ -33,25 +33,25 @@ class MemoryBudget(NamedTuple):
         devices is known."""
         return self.holding * cost / self.memory if self.memory else 0.0
 
-    def fits(self, walk: PartitionedProgram) -> bool:
-        """Whether a walk keeps within the limit."""
-        return walk.peak.total <= self.limit
+    def fits(self, trial: PartitionedProgram) -> bool:
+        """Whether a trial keeps within the limit."""
+        return trial.peak.total <= self.limit
 
-    def allows(self, walk: PartitionedProgram, proposed: PartitionedProgram) -> bool:
-        """Whether a walk may be chosen, beside the proposal: it fits, and sends no more than may be."""
-        if not self.fits(walk):
+    def allows(self, trial: PartitionedProgram, proposed: PartitionedProgram) -> bool:
+        """Whether a trial may be chosen, beside the proposal: it fits, and sends no more than may be."""
+        if not self.fits(trial):
             return False
-        return not (self.saves_bytes and self.fits(proposed) and walk.sends_more_than(proposed))
+        return not (self.saves_bytes and self.fits(proposed) and trial.sends_more_than(proposed))
 
-    def best(self, walks: Sequence[PartitionedProgram]) -> PartitionedProgram:
-        """The walk that costs least beside what is hidden, with a little for what it holds."""
-        byte = _COMPARED * self.byte(min(walk.cost for walk in walks))
-        return min(walks, key=lambda walk: (walk.exposed + byte * walk.peak.total, walk.cost))
+    def best(self, trials: Sequence[PartitionedProgram]) -> PartitionedProgram:
+        """The trial that costs least beside what is hidden, with a little for what it holds."""
+        byte = _COMPARED * self.byte(min(trial.cost for trial in trials))
+        return min(trials, key=lambda trial: (trial.exposed + byte * trial.peak.total, trial.cost))
 
-    def candidates(self, walks: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+    def candidates(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those of which one is the best, whatever a byte is worth: of no other one is less exposed and held."""
         found = list[PartitionedProgram]()
-        for walk in sorted(walks, key=lambda walk: (walk.exposed, walk.cost)):
-            if not found or (self.memory and walk.peak.total < found[-1].peak.total):
-                found.append(walk)
+        for trial in sorted(trials, key=lambda trial: (trial.exposed, trial.cost)):
+            if not found or (self.memory and trial.peak.total < found[-1].peak.total):
+                found.append(trial)
         return found

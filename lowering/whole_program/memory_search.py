@@ -1,7 +1,7 @@
 """The search for a program that keeps within a device's memory.
 
-First what costs least is walked. Where that holds too much, copies of values in other layouts are freed between their
-uses and made again: those that cost least for what they free at the moments at which too much is live. In the end
+First what costs least is tried. Where that holds too much, copies of values in other layouts are freed between
+their uses and recomputed: those that cost least for what they free at the moments at which too much is live. In the end
 holding a byte gets a price at these moments, which rises until the choice for the whole program fits.
 Source: spec of the planner, section 9.
 """
@@ -77,34 +77,34 @@ def programs_tried(
     choices: Choices,
     best: Chosen,
     proposed: PartitionedProgram,
-    room: MemoryBudget,
-    walked: FollowPlan,
+    budget: MemoryBudget,
+    partitioned: FollowPlan,
     tries: int = PRICES,
 ) -> list[PartitionedProgram]:
-    """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
-    until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
-    that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, walks at falling
-    prices of work if it may not; and where it holds much of a device's memory, walks by what is best if holding has its
-    small price.
+    """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising prices of holding
+    until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it: those
+    that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, trials at falling
+    prices of work if it may not; and where it holds much of a device's memory, trials by what is best if holding has
+    its small price.
     """
-    search = _MemorySearch(choices, proposed, room, walked)
-    walk = search.follow(best)
-    if not room.fits(walk):
-        search.raise_prices(best, walk, tries)
+    search = _MemorySearch(choices, proposed, budget, partitioned)
+    trial = search.follow(best)
+    if not budget.fits(trial):
+        search.raise_prices(best, trial, tries)
         return list(search.known.values())
-    if not room.allows(walk, proposed):
-        best, walk = search.send_less(best, walk)
-    if room.memory and walk.peak.total > _FULL * room.memory:
-        search.save(best, walk)
+    if not budget.allows(trial, proposed):
+        best, trial = search.send_less(best, trial)
+    if budget.memory and trial.peak.total > _FULL * budget.memory:
+        search.save(best, trial)
     return list(search.known.values())
 
 
 class _MemorySearch:
-    """The walks that were made, by choice and copies."""
+    """The trials that were made, by choice and copies."""
 
-    def __init__(self, choices: Choices, proposed: PartitionedProgram, room: MemoryBudget, walked: FollowPlan):
+    def __init__(self, choices: Choices, proposed: PartitionedProgram, budget: MemoryBudget, partitioned: FollowPlan):
         self._choices, self._program = choices, choices.program
-        self._proposed, self._room, self._walked = proposed, room, walked
+        self._proposed, self._budget, self._partitioned = proposed, budget, partitioned
         self.known: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
 
     @cached_property
@@ -114,64 +114,64 @@ class _MemorySearch:
         return self._program
 
     def follow(self, chosen: Chosen) -> PartitionedProgram:
-        """The walk by a choice; with copies made again, if it does not fit and enough of them can be freed."""
-        walk = self._with_copies(chosen, {})
-        if self._room.fits(walk):
-            return walk
+        """The trial by a choice; with copies recomputed, if it does not fit and enough of them can be freed."""
+        trial = self._with_copies(chosen, {})
+        if self._budget.fits(trial):
+            return trial
         held = held_copies(self._timed, chosen)
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
-            more = freed_gaps(held, walk.live - self._room.limit, freed)
+            more = freed_gaps(held, trial.live - self._budget.limit, freed)
             if more == freed:
                 break
             freed = more
-            walk = self._with_copies(chosen, dict(numbered_uses(held, freed)))
-            if self._room.fits(walk):
+            trial = self._with_copies(chosen, dict(numbered_uses(held, freed)))
+            if self._budget.fits(trial):
                 break
-        return walk
+        return trial
 
     def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> PartitionedProgram:
         key = (*chosen, *copies.items())
         if key not in self.known:
             self._forget()
-            self.known[key] = self._walked(plan_of(self._program, chosen, copies))
+            self.known[key] = self._partitioned(plan_of(self._program, chosen, copies))
         return self.known[key]
 
     def _forget(self) -> None:
-        """Forgets the walks that will not be chosen, whatever comes: each is a copy of the program."""
-        walks, room, proposed = list(self.known.values()), self._room, self._proposed
-        kept = [proposed, min(walks, key=lambda walk: walk.peak.total)]
-        kept += room.candidates([walk for walk in walks if room.allows(walk, proposed)])
-        for walk in walks:
-            if not any(walk is other for other in kept):
-                walk.forget()
+        """Forgets the trials that will not be chosen, whatever comes: each is a copy of the program."""
+        trials, budget, proposed = list(self.known.values()), self._budget, self._proposed
+        kept = [proposed, min(trials, key=lambda trial: trial.peak.total)]
+        kept += budget.candidates([trial for trial in trials if budget.allows(trial, proposed)])
+        for trial in trials:
+            if not any(trial is other for other in kept):
+                trial.forget()
 
     def is_good(self, best: Chosen) -> bool:
         """Whether the cheapest program that fits costs little more than the best choice, which may not fit."""
-        walk = self._with_copies(best, {})
-        return self._least <= walk.cost + _LITTLE * walk.sending
+        trial = self._with_copies(best, {})
+        return self._least <= trial.cost + _LITTLE * trial.sending
 
     @property
     def _least(self) -> float:
         """The least cost of those that fit."""
-        return min([walk.cost for walk in self.known.values() if self._room.fits(walk)], default=math.inf)
+        return min([trial.cost for trial in self.known.values() if self._budget.fits(trial)], default=math.inf)
 
     @property
     def _lowest(self) -> float:
-        """The least that a walk holds."""
-        return min(walk.peak.total for walk in self.known.values())
+        """The least that a trial holds."""
+        return min(trial.peak.total for trial in self.known.values())
 
-    def raise_prices(self, best: Chosen, walk: PartitionedProgram, tries: int) -> None:
+    def raise_prices(self, best: Chosen, trial: PartitionedProgram, tries: int) -> None:
         """Tries choices at so many rising prices of holding, at most."""
         program, chosen = self._timed, best
-        prices = self._first_prices(walk)
+        prices = self._first_prices(trial)
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
         for _ in range(tries):
             program.charge_holding(prices.tolist())
             before, known = self._lowest, len(self.known)
             chosen = self._choices.improved(chosen)
-            walk = self.follow(chosen)
-            fits = self._room.fits(walk)
+            trial = self.follow(chosen)
+            fits = self._budget.fits(trial)
             low, high = (low, prices) if fits else (prices, high)
             idle = 0 if fits or self._lowest < before else idle + 1
             if (
@@ -179,53 +179,53 @@ class _MemorySearch:
                 or self.is_good(best)
                 or closer == _CLOSER
                 or idle == _IDLE
-                or (not fits and walk.cost > min(self._least, self._room.known))
+                or (not fits and trial.cost > min(self._least, self._budget.known))
             ):
                 break
             closer += int(high is not None and bool(low.any()))
             steep = _STEEPER if len(self.known) == known else _STEEP
-            prices = self._raised(prices, walk, steep) if high is None else _between(low, high)
+            prices = self._raised(prices, trial, steep) if high is None else _between(low, high)
 
-    def send_less(self, best: Chosen, walk: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
-        """The choice at the highest price of work with which no more bytes are sent than by the proposal, and its walk;
-        the last one that was tried, if there is none."""
+    def send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
+        """The choice at the highest price of work with which no more bytes are sent than by the proposal, and its
+        trial; the last one that was tried, if there is none."""
         program, chosen = self._program, best
         for number in range(1, _CHEAPENED + 1):
             program.model.price_work(_CHEAPER**-number)
             chosen = self._choices.improved(chosen)
-            walk = self.follow(chosen)
-            if not walk.sends_more_than(self._proposed):
+            trial = self.follow(chosen)
+            if not trial.sends_more_than(self._proposed):
                 break
-        return chosen, walk
+        return chosen, trial
 
-    def save(self, best: Chosen, walk: PartitionedProgram) -> None:
+    def save(self, best: Chosen, trial: PartitionedProgram) -> None:
         """Tries choices at prices of holding a byte at the moments at which most is held."""
         program, chosen, prices = self._timed, best, np.zeros(1)
-        byte = self._room.byte(min(known.cost for known in self.known.values()))
+        byte = self._budget.byte(min(known.cost for known in self.known.values()))
         for times in _SAVING:
-            tight, before = self._tight(walk), prices
+            tight, before = self._tight(trial), prices
             prices = np.maximum(prices, times * byte * tight / tight.sum())
             if not np.array_equal(prices, before):
                 program.charge_holding(prices.tolist())
                 chosen = self._choices.improved(chosen)
-                walk = self.follow(chosen)
+                trial = self.follow(chosen)
 
-    def _first_prices(self, walk: PartitionedProgram) -> PerOp:
+    def _first_prices(self, trial: PartitionedProgram) -> PerOp:
         """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
-        tight, costs = self._tight(walk), self._proposed.setting.costs
+        tight, costs = self._tight(trial), self._proposed.setting.costs
         slowest = min([costs.bandwidth_of(axis.name) for axis in self._proposed.proposal.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
 
-    def _tight(self, walk: PartitionedProgram) -> PerOp:
+    def _tight(self, trial: PartitionedProgram) -> PerOp:
         """Per op, 1 where most is live, and less the less is, but a share of that everywhere."""
-        live, beside = walk.live, walk.peak.border
-        least = beside + _NEARLY * max(self._room.limit - beside, 0.0)
+        live, beside = trial.live, trial.peak.border
+        least = beside + _NEARLY * max(self._budget.limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
         return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
 
-    def _raised(self, prices: PerOp, walk: PartitionedProgram, steep: float) -> PerOp:
+    def _raised(self, prices: PerOp, trial: PartitionedProgram, steep: float) -> PerOp:
         """Prices that are so many times as high at the moments at which more is held than may be."""
-        tight = self._tight(walk)
+        tight = self._tight(trial)
         return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * steep, prices)
 
 

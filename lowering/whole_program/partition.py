@@ -1,7 +1,7 @@
 """Partitioning a program by a plan for all of it.
 
-A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
-program are planned, and a second walk follows the plan. Where that program holds more than it may, others are tried
+A copy is partitioned first, op by op, around the shardings that propagation gave. From there the layouts of the whole
+program are planned, and a second copy follows the plan. Where that program holds more than it may, others are tried
 that hold less (`memory_search.py`). Of all programs that fit the cheapest one stays. A program that sends nothing as it
 is proposed stays so: no plan could send less, and what every device computes was asked for. So does one on many axes.
 Source: spec of the planner, sections 9, 12 and 13.
@@ -44,21 +44,21 @@ def partition_whole(module: ir.Operation, setting: Setting) -> PartitionReport:
     erase_marks(module)
     graph = prepared(module, setting)
     if setting.policy.layouts == "global":
-        walks = LayoutSearch(graph, setting)
-        return finished(module, walks, walks.fitting(walks.found()))
+        search = LayoutSearch(graph, setting)
+        return finished(module, search, search.fitting(search.found()))
     proposal = Partitioner(graph, setting).run()
     return _combined(module, proposal, dict(proposal.inserted), setting)
 
 
-def finished(module: ir.Operation, walks: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
-    """Rewrites a module as the best of some walks says, with collectives beside what hides them."""
-    best, costs = walks.best(fitting), walks.costs
+def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
+    """Rewrites a module as the best of some trials says, with collectives beside what hides them."""
+    best, costs = search.best(fitting), search.costs
     proposal, made, report = best.proposal, best.proposal.module, best.proposal.report
-    if walks.can_be_planned:
-        report.layouts = _choice(walks.graph, best, walks.proposed)
-    inserted = prefetch(made, proposal.inserted, report, walks.mesh, costs, walks.limit, walks.setting.target)
-    movable = form_rings(made, inserted, report, walks.mesh, costs)
-    return _combined(module, proposal, movable, walks.setting)
+    if search.can_be_planned:
+        report.layouts = _choice(search.graph, best, search.proposed)
+    inserted = prefetch(made, proposal.inserted, report, search.mesh, costs, search.limit, search.setting.target)
+    movable = form_rings(made, inserted, report, search.mesh, costs)
+    return _combined(module, proposal, movable, search.setting)
 
 
 def _combined(
@@ -91,8 +91,8 @@ def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, know
     """
     if not setting.available:
         setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
-    walks = LayoutSearch(prepared(module, setting), setting, border, known)
-    best = walks.room.best(walks.fitting(walks.planned()))
+    search = LayoutSearch(prepared(module, setting), setting, border, known)
+    best = search.budget.best(search.fitting(search.planned()))
     if best.plan is not None:
         return best.plan.border
     layouts = best.proposal.layouts

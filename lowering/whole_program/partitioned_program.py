@@ -26,7 +26,7 @@ it, twice the bytes have to save a good deal: BERT on 8 H100s sends 1.1 GiB in 4
 _SAME = 1 + 1e-9
 
 PerOp = NDArray[np.float64]
-"""A number per op of the program before it is walked."""
+"""A number per op of the program before it is partitioned."""
 
 
 @dataclass(eq=False)

@@ -19,10 +19,10 @@ def place_uses(program: PlanningProblem, fusion: Fusion) -> None:
     found = [
         *program.values.items(),
         *program.unrounded.items(),
-        *((op.operands[i], n) for (op, i), n in program.made_anew.items()),
+        *((op.operands[i], n) for (op, i), n in program.recomputed.items()),
     ]
     values = {number: value for value, number in reversed(found) if number != FREE}
-    anew, runs = set(program.made_anew.values()), [(node, node) for node in range(len(program.model.nodes))]
+    anew, runs = set(program.recomputed.values()), [(node, node) for node in range(len(program.model.nodes))]
     given = {number for number, value in values.items() if value.owner is main}
     second = set(program.unrounded.values())  # in the memory of the first, in the layout in which both are made
     for number in sorted(values, key=lambda n: -1 if n in given else program.maker(n), reverse=True):
