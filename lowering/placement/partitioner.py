@@ -117,6 +117,7 @@ class Partitioner:
             keeps,
             order.keeps_whole,
             setting.target.parts_of_axes,
+            setting.cuts,
         )
         self.decisions = Decisions(self.placement, rules, costs, policy, setting.target)
         self.mesh = self.placement.meshes.base

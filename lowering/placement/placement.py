@@ -20,6 +20,7 @@ from sdy_jax.lowering.placement.materialized import MaterializedLayouts
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.rounded import rounded_values
 from sdy_jax.lowering.placement.uneven import uneven
+from sdy_jax.lowering.planning.cuts import Cuts, leading_uncut
 from sdy_jax.lowering.planning.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.lines import Lines
@@ -48,11 +49,12 @@ class Placement:
         keeps_declared: bool = False,
         keeps_whole: bool = False,
         lines: Lines = MappingProxyType({}),
+        cuts: Cuts | None = None,
     ):
         self._uneven = uneven
         self.keeps_declared = keeps_declared
         """Each value is brought to its declared sharding right where it is made, and exists in no other before."""
-        self.meshes = ProgramMeshes(graph, mesh_name)
+        self.meshes, self.cuts = ProgramMeshes(graph, mesh_name), cuts
         self._graph, self._costs, self._report = graph, costs, report
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
         self._rounded = rounded_values(graph, costs)
@@ -116,10 +118,18 @@ class Placement:
     def stated(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """The sharding stated for a value, in a form that can run.
 
-        It is closed, on a mesh of the program, and cut back to axes that make its blocks smaller. Replicated where none
-        is stated and where the value has no elements.
+        It is closed, on a mesh of the program, and cut back to axes that make its blocks smaller, and may be cut so.
+        Replicated where none is stated and where the value has no elements.
         """
-        return self._runnable(value, sharding, block_prefix if self._uneven == "pad" else dividing_prefix)
+        found = self._runnable(value, sharding, block_prefix if self._uneven == "pad" else dividing_prefix)
+        return found if self.cuts is None else self._uncut(found, self.cuts)
+
+    def _uncut(self, sharding: TensorSharding, cuts: Cuts) -> TensorSharding:
+        if sharding.mesh != self._mesh_name:
+            return sharding
+        kept = [leading_uncut(axes, cuts, self._mesh) for axes in sharding.axes]
+        whole = TensorSharding.closed(self._mesh_name, kept, sharding.unreduced_axes, sharding.reduction)
+        return sharding if whole.same_layout_as(sharding) else whole
 
     def evenly(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """As `stated`, cut back to axes that divide each dimension: jax's arrays lie in equal blocks."""

@@ -6,24 +6,30 @@ Source: spec of the planner, sections 9, 12 and 13.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import copied, main_function
+from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement import model_builder
+from sdy_jax.lowering.placement.base_mesh import stated_at_manual
 from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import PRICES, Room, Walk, best_choice, tried
+from sdy_jax.lowering.planning.cuts import stated_cuts
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.representation.sharding import TensorSharding
 
 _LEAST_GAIN = 0.005
@@ -43,6 +49,52 @@ _MOST_ATOMS = 4
 """Axes, or parts of axes, up to which a program is planned: each more makes about five times as many layouts."""
 
 
+class ProposingWalk(NamedTuple):
+    """The walk that proposes, what it was made with, and the parts of mesh axes that it knows."""
+
+    setting: Setting
+    walker: Partitioner
+    report: PartitionReport
+    atoms: tuple[AxisRef, ...]
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether the program is on few enough axes."""
+        return len(self.atoms) <= _MOST_ATOMS
+
+
+def proposing_walk(graph: Graph, setting: Setting) -> ProposingWalk:
+    """The walk over a copy of a program that proposes.
+
+    Of one that cuts axes into too many parts it is a walk that cuts them where the program itself does, if that makes
+    few enough.
+    """
+    found = _proposing_walk(graph, setting)
+    if found.can_be_planned:
+        return found
+    stated = [*_stated_shardings(graph)]
+    if any(sharding.mesh != setting.mesh_name for sharding in stated):
+        return found
+    whole = _proposing_walk(graph, replace(setting, cuts=stated_cuts(stated, found.walker.mesh)))
+    return whole if whole.can_be_planned else found
+
+
+def _proposing_walk(graph: Graph, setting: Setting) -> ProposingWalk:
+    walker = Partitioner(Graph(copied(graph.module)), setting)
+    report = walker.run()
+    return ProposingWalk(setting, walker, report, walker.walked.atoms(walker.mesh, setting.costs.major_parts))
+
+
+def _stated_shardings(graph: Graph) -> Iterator[TensorSharding]:
+    """What the border, constraints, manual computations and the user's collectives state."""
+    yield from (value.sharding for value in graph.arguments if value.sharding is not None)
+    yield from (sharding for sharding in graph.result_shardings(graph.main) if sharding is not None)
+    for op in graph.main.walk():
+        if op.name in CONSTRAINTS | COLLECTIVE_OPS:
+            yield from (value.sharding for value in op.results if value.sharding is not None)
+        yield from stated_at_manual(op)
+
+
 class ProgramWalks:
     """The walks over copies of a prepared program; the first one proposes.
 
@@ -60,22 +112,22 @@ class ProgramWalks:
         border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
         known: float = math.inf,
     ):
-        self.graph, self.setting, self._border, self._known = graph, setting, border, known
+        self.graph, self._border, self._known = graph, border, known
+        proposing = proposing_walk(graph, setting)
+        self.setting, self._atoms = proposing.setting, proposing.atoms
         self.costs, self.policy = setting.costs, setting.policy
-        self.proposed = self._walk(None)
-        self.mesh = self.proposed.walker.mesh
-        self._atoms = self.proposed.walker.walked.atoms(self.mesh, self.costs.major_parts)
+        self.proposed = Walk(proposing.walker, proposing.report, setting.target)
+        self.mesh = proposing.walker.mesh
 
     def of(self, graph: Graph) -> ProgramWalks:
         """The walks over another form of the program."""
         return ProgramWalks(graph, self.setting, self._border)
 
-    def _walk(self, plan: LayoutPlan | None) -> Walk:
+    def _walk(self, plan: LayoutPlan) -> Walk:
         copy = copied(self.graph.module)
-        if plan is not None:
-            main = main_function(copy)
-            set_function_shardings(main, "arg_attrs", plan.border.arguments)
-            set_function_shardings(main, "res_attrs", plan.border.results)
+        main = main_function(copy)
+        set_function_shardings(main, "arg_attrs", plan.border.arguments)
+        set_function_shardings(main, "res_attrs", plan.border.results)
         walker = Partitioner(Graph(copy), self.setting, plan)
         return Walk(walker, walker.run(), self.setting.target)
 
@@ -99,7 +151,7 @@ class ProgramWalks:
 
     @property
     def can_be_planned(self) -> bool:
-        """Whether the program is on few enough axes."""
+        """As `ProposingWalk.can_be_planned`."""
         return len(self._atoms) <= _MOST_ATOMS
 
     @cached_property

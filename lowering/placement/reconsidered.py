@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import InternalError
-from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
-from sdy_jax.lowering.placement.program_walks import modelled
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.placement.partitioner import prepared
+from sdy_jax.lowering.placement.program_walks import modelled, proposing_walk
 from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.planning.enumerated import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.planning.moves import everything, moves_of
@@ -35,12 +34,9 @@ class Reconsidered:
     def __init__(self, module: ir.Operation, chosen: Sequence[int], setting: Setting):
         self._module = module  # handles of ops do not keep the module alive
         self.graph = prepared(module, setting)
-        walker = Partitioner(Graph(copied(self.graph.module)), setting)
-        walker.run()
-        self._meshes, self.costs = walker.placement.meshes, setting.costs
-        self.program = modelled(
-            self.graph, walker, walker.walked.atoms(self._meshes.base, walker.costs.major_parts), setting.policy
-        )
+        proposing = proposing_walk(self.graph, setting)
+        self._meshes, self.costs = proposing.walker.placement.meshes, setting.costs
+        self.program = modelled(self.graph, proposing.walker, proposing.atoms, setting.policy)
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
         if len(self.chosen) != len(self.start):

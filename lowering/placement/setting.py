@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.planning.cuts import Cuts
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules import RuleBook
@@ -26,6 +27,7 @@ class Setting:
         policy: what the user decided.
         target: the devices for which it is planned.
         inputs: what the user calls the arguments of the main function.
+        cuts: where layouts may cut mesh axes, beside those of the border; anywhere by default.
     """
 
     mesh_name: str
@@ -34,6 +36,7 @@ class Setting:
     policy: Policy = field(default_factory=Policy)
     target: Target = field(default_factory=Target)
     inputs: Sequence[str] = ()
+    cuts: Cuts | None = None
 
     @property
     def available(self) -> float:
