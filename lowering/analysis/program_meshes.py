@@ -163,7 +163,9 @@ class ProgramMeshes:
         for op in self._graph.main.walk():
             if not manual_axes(op):
                 continue
-            others = (s for s in _shardings_of(op) if self._mesh(s.mesh) not in (self.base, Mesh(())))
+            inside = (v.sharding for inner in op.walk() for v in inner.results if v.sharding is not None)
+            stated = (s for inner in op.walk() for s in stated_at_manual(inner))
+            others = (s for s in (*stated, *inside) if self._mesh(s.mesh) not in (self.base, Mesh(())))
             other = next((s for s in others if not self._mesh(s.mesh).is_maximal), None)
             if other is not None:
                 raise UnsupportedError(
@@ -173,10 +175,8 @@ class ProgramMeshes:
                 )
 
 
-def _shardings_of(computation: Op) -> Iterator[TensorSharding]:
-    """The shardings stated at a manual computation, at those nested in it, and for all results in them."""
-    for op in computation.walk():
-        for name in ("in_shardings", "out_shardings"):
-            if name in op.attributes:
-                yield from shardings_from_attribute(op.attributes[name])
-        yield from (v.sharding for v in op.results if v.sharding is not None)
+def stated_at_manual(op: Op) -> Iterator[TensorSharding]:
+    """The shardings that a manual computation states for what it takes and makes; of other ops none."""
+    for name in ("in_shardings", "out_shardings"):
+        if name in op.attributes:
+            yield from shardings_from_attribute(op.attributes[name])

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from sdy_jax.lowering.analysis.cuts import leading_uncut
 from sdy_jax.lowering.analysis.factors import (
     Assignment,
     are_apart,
@@ -50,8 +51,9 @@ def _lists(problem: OpProblem, shardings: Sequence[Sequence[TensorSharding]]) ->
                 continue
             projected = factor_axes(sharding.axes, mapping, problem.rule.factor_sizes, problem.mesh)
             for factor, axes in projected.items():
-                if axes not in lists[factor]:
-                    lists[factor].append(axes)
+                whole = leading_uncut(axes, problem.cuts, problem.mesh)
+                if whole not in lists[factor]:
+                    lists[factor].append(whole)
     return lists
 
 
@@ -111,7 +113,7 @@ def _movable(problem: OpProblem, factor: int, lists: Space) -> list[Axes]:
     others = [axes for f, found in enumerate(lists) if f != factor for axes in found if axes]
     size, mesh = problem.rule.factor_sizes[factor], problem.mesh
     moved = [
-        dividing_prefix(size, (*own, *axes), mesh)
+        leading_uncut(dividing_prefix(size, (*own, *axes), mesh), problem.cuts, mesh)
         for own in dict.fromkeys([(), *lists[factor]])
         for axes in dict.fromkeys(others)
         if not any(overlaps(a, b) for a in own for b in axes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sdy_jax.lowering.analysis.cuts import Cuts
 from sdy_jax.lowering.analysis.factors import Assignment, are_apart
 from sdy_jax.lowering.analysis.fusion import Touched
 from sdy_jax.lowering.costs.cost_model import CostModel
@@ -72,7 +73,7 @@ class OpProblem(NamedTuple):
 
     `carried`: the indices of the operands that must be unreduced for the results to be unreduced; empty where unreduced
     operands must be reduced before the op. `shares_work`: whether no work is repeated that some candidate shares out.
-    `touched`: what the op reads from memory and writes to it.
+    `touched`: what the op reads from memory and writes to it. `cuts`: where axes may be cut.
     """
 
     rule: OpShardingRule
@@ -84,6 +85,7 @@ class OpProblem(NamedTuple):
     carried: frozenset[int] = frozenset()
     shares_work: bool = False
     touched: tuple[Touched, ...] = ()
+    cuts: Cuts | None = None
 
     @property
     def partial_axes(self) -> Axes:

@@ -91,8 +91,9 @@ class Decisions:
 
     def _problem(self, kind: Kind, tensors: Sequence[Tensor], mesh: str, carried: frozenset[int]) -> OpProblem:
         shares = kind.multiplies and not self._costs.repeat_work
-        base, costs = self._meshes.base, self._costs
-        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares, kind.touched)
+        base, costs, cuts = self._meshes.base, self._costs, self._placement.cuts
+        problem = OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares)
+        return problem._replace(touched=kind.touched, cuts=cuts)
 
     def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.

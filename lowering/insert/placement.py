@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.analysis.cuts import Cuts, leading_uncut
 from sdy_jax.lowering.analysis.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
 from sdy_jax.lowering.insert.inserted_ops import InsertedOps
@@ -37,7 +38,7 @@ class Placement:
         self._uneven = setting.policy.uneven
         self.keeps_declared = setting.policy.keeps_declared
         """Each value is brought to its declared sharding right where it is made, and exists in no other before."""
-        self.meshes = ProgramMeshes(graph, setting.mesh_name)
+        self.meshes, self.cuts = ProgramMeshes(graph, setting.mesh_name), setting.cuts
         self.ops = InsertedOps(report)
         self._graph, self._report = graph, report
         self._mesh_name, self._mesh = setting.mesh_name, self.meshes.base
@@ -90,10 +91,18 @@ class Placement:
     def stated(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """The sharding stated for a value, in a form that can run.
 
-        It is closed, on a mesh of the program, and cut back to axes that make its blocks smaller. Replicated where none
-        is stated and where the value has no elements.
+        It is closed, on a mesh of the program, and cut back to axes that make its blocks smaller, and may be cut so.
+        Replicated where none is stated and where the value has no elements.
         """
-        return self._runnable(value, sharding, block_prefix if self._uneven == "pad" else dividing_prefix)
+        found = self._runnable(value, sharding, block_prefix if self._uneven == "pad" else dividing_prefix)
+        return found if self.cuts is None else self._uncut(found, self.cuts)
+
+    def _uncut(self, sharding: TensorSharding, cuts: Cuts) -> TensorSharding:
+        if sharding.mesh != self._mesh_name:
+            return sharding
+        kept = [leading_uncut(axes, cuts, self._mesh) for axes in sharding.axes]
+        whole = TensorSharding.closed(self._mesh_name, kept, sharding.unreduced_axes, sharding.reduction)
+        return sharding if whole.same_layout_as(sharding) else whole
 
     def evenly(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """As `stated`, cut back to axes that divide each dimension: jax's arrays lie in equal blocks."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sdy_jax.lowering.analysis.cuts import Cuts
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.targets.target import Target
@@ -26,6 +27,7 @@ class Setting:
         policy: what the user decided.
         target: the devices for which it is planned.
         inputs: what the user calls the arguments of the main function.
+        cuts: where layouts may cut mesh axes, beside those of the border; anywhere by default.
     """
 
     mesh_name: str
@@ -34,6 +36,7 @@ class Setting:
     policy: Policy = field(default_factory=Policy)
     target: Target = field(default_factory=Target)
     inputs: Sequence[str] = ()
+    cuts: Cuts | None = None
 
     @property
     def available(self) -> float:

@@ -22,6 +22,7 @@ from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.whole_program.memory_search import PRICES, programs_tried
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
+from sdy_jax.lowering.whole_program.starting_proposal import starting_proposal
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef
 
@@ -37,9 +38,6 @@ _HOLDING = 0.04
 """The share of a program's cost that it is worth to hold nothing instead of all that a device has. Weights of an 8B
 model that are gathered once before a loop of 32 layers, instead of in each trip, save a hundredth of the time on 256
 chips of v5e, and hold twice of what such a chip has (2026-11)."""
-
-_MOST_ATOMS = 4
-"""Axes, or parts of axes, up to which a program is planned: each more makes about five times as many layouts."""
 
 
 class LayoutSearch:
@@ -59,23 +57,21 @@ class LayoutSearch:
         border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
         known: float = math.inf,
     ):
-        self.graph, self.setting, self._border, self._known = graph, setting, border, known
-        self.costs, self.policy = setting.costs, setting.policy
-        self.proposed = self._trial(None)
-        proposal = self.proposed.proposal
-        self.mesh = proposal.mesh
-        self._atoms = proposal.layouts.atoms(self.mesh, self.costs.major_parts)
+        self.graph, self._border, self._known = graph, border, known
+        self._start = start = starting_proposal(graph, setting)
+        self.setting, self.costs, self.policy = start.setting, setting.costs, setting.policy
+        self.proposed = PartitionedProgram(start.proposal, self.setting)
+        self.mesh = start.proposal.mesh
 
     def of(self, graph: Graph) -> LayoutSearch:
         """The trials over another form of the program."""
         return LayoutSearch(graph, self.setting, self._border)
 
-    def _trial(self, plan: LayoutPlan | None) -> PartitionedProgram:
+    def _trial(self, plan: LayoutPlan) -> PartitionedProgram:
         copy = copied(self.graph.module)
-        if plan is not None:
-            main = main_function(copy)
-            set_function_shardings(main, "arg_attrs", plan.border.arguments)
-            set_function_shardings(main, "res_attrs", plan.border.results)
+        main = main_function(copy)
+        set_function_shardings(main, "arg_attrs", plan.border.arguments)
+        set_function_shardings(main, "res_attrs", plan.border.results)
         return PartitionedProgram(Partitioner(Graph(copy), self.setting, plan).run(), self.setting, plan)
 
     @cached_property
@@ -99,7 +95,7 @@ class LayoutSearch:
     @property
     def can_be_planned(self) -> bool:
         """Whether the program is on few enough axes."""
-        return len(self._atoms) <= _MOST_ATOMS
+        return self._start.can_be_planned
 
     @cached_property
     def least_gain(self) -> float:
@@ -131,7 +127,7 @@ class LayoutSearch:
         """The trials by plans that were tried, the proposal first. Where the model promises little it is alone."""
         if not self.can_be_planned:
             return [self.proposed]
-        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._atoms, self._border)
+        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
         choices = Choices(program, self.policy.effort or math.inf)
         best = best_choice(choices, self._latency)
         if self.budget.fits(self.proposed) and program.saved(best) < self.least_gain:

@@ -12,15 +12,14 @@ from contextlib import contextmanager
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import InternalError
-from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.insert.partitioner import Partitioner
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.enumeration import Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.model.nodes import Chosen, Port
 from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.solve.moves import everything, moves_of
+from sdy_jax.lowering.whole_program.starting_proposal import starting_proposal
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -36,10 +35,9 @@ class Reconsidered:
     def __init__(self, module: ir.Operation, chosen: Sequence[int], setting: Setting):
         self._module = module  # handles of ops do not keep the module alive
         self.graph = prepared(module, setting)
-        proposal = Partitioner(Graph(copied(self.graph.module)), setting).run()
-        self._meshes, self.costs = proposal.meshes, setting.costs
-        atoms = proposal.layouts.atoms(proposal.mesh, self.costs.major_parts)
-        self.program = planning_problem(self.graph, proposal, setting, atoms)
+        start = starting_proposal(self.graph, setting)
+        self._meshes, self.costs = start.proposal.meshes, setting.costs
+        self.program = planning_problem(self.graph, start.proposal, setting, start.atoms)
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
         if len(self.chosen) != len(self.start):
