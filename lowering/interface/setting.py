@@ -1,4 +1,4 @@
-"""What a program is planned with, which stays the same for all walks over all its forms."""
+"""What a program is planned with, which stays the same for all trials of all its forms."""
 
 from __future__ import annotations
 

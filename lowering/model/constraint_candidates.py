@@ -54,15 +54,15 @@ class ConstraintCandidates:
         own = tuple(map(self._table.number, ends))
         return self._candidates(dict.fromkeys([own, *((n,) * len(ends) for n in every)]))
 
-    def of_edge(self, op: Op, edge: DataFlowEdge, walked: EdgeLayouts, atoms: Atoms) -> list[Candidate]:
+    def of_edge(self, op: Op, edge: DataFlowEdge, proposed: EdgeLayouts, atoms: Atoms) -> list[Candidate]:
         """The candidates of a data-flow edge of an op, in layouts that are alike outside and inside of it."""
         stated, sides = stated_for(edge.owner), (len(edge.sources), len(edge.targets))
         if op.name in COMPUTATIONS:
-            return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, walked, stated, atoms))
-        own = self._table.number(walked.sources), self._table.number(walked.targets)
-        open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(walked.sources, stated)
+            return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, proposed, stated, atoms))
+        own = self._table.number(proposed.sources), self._table.number(proposed.targets)
+        open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(proposed.sources, stated)
         summed = stated is None and accumulator(edge) is not None and is_inexact(edge.owner)
-        every = self._layouts(edge.owner.shape or (), walked.sources, open_ones, atoms, summed)
+        every = self._layouts(edge.owner.shape or (), proposed.sources, open_ones, atoms, summed)
         return self._candidates(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
 
     def _candidates(self, layouts: Iterable[tuple[int, ...]]) -> list[Candidate]:
@@ -73,11 +73,11 @@ class ConstraintCandidates:
         return self._known[key]
 
     def _ends(
-        self, op: Op, edge: DataFlowEdge, walked: EdgeLayouts, stated: TensorSharding | None, atoms: Atoms
+        self, op: Op, edge: DataFlowEdge, proposed: EdgeLayouts, stated: TensorSharding | None, atoms: Atoms
     ) -> Iterator[tuple[int, int]]:
         """The layouts of sources and of targets at the border of a computation; manual axes stay where they are."""
         manual, inward = manual_axes(op), edge.kind is EdgeKind.BODY_ARGUMENT
-        outer = walked.sources if inward else walked.targets
+        outer = proposed.sources if inward else proposed.targets
         outside = edge.sources[0] if inward else edge.owner
         free = [atom for atom in atoms if atom.name not in manual]
         nothing = stated is None and not manual

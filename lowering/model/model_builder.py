@@ -144,7 +144,7 @@ class _Builder:
                 self._decide(op, self._proposed.decided[number], times)
 
     def _data_flow(self, op: Op, times: float) -> None:
-        edges, walked, first = edges_of(op), self._proposed.edges[self._program.numbers[op]], len(self._model.nodes)
+        edges, proposed, first = edges_of(op), self._proposed.edges[self._program.numbers[op]], len(self._model.nodes)
         for target in (target for edge in edges for target in edge.targets):
             inside = isinstance(target.owner, Block)
             self._new_value(target, times * _trips(op) if inside else times)
@@ -154,7 +154,7 @@ class _Builder:
             self._block(block, times * _trips(op))
         assert op.block is not None
         self._here, self._free = op.block, outside
-        for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
+        for index, (edge, taken) in enumerate(zip(edges, proposed, strict=True)):
             candidates = self._stated.of_edge(op, edge, taken, self._free)
             node = self._program.edges[self._program.numbers[op], index] = self._add(
                 candidates, times, edge.slots, edge.targets

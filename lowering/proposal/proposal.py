@@ -1,7 +1,6 @@
-"""What a walk over a program decided: the layouts in which each op takes and makes its values.
+"""What a partitioner made of a program: the layouts in which each op takes and makes its values, and what it inserted.
 
-It is the proposal from which a whole program is planned, and what a planned walk follows. Ops are known by their number
-in the graph, which a copy of the module shares.
+From that the whole program is planned. Ops are known by their number in the graph, which a copy of the module shares.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class ProposedLayouts:
         return self.decided[number].shardings if number in self.decided else self.fixed[number]
 
     def atoms(self, mesh: Mesh, major_parts: Mapping[str, int]) -> tuple[AxisRef, ...]:
-        """The mesh axes in mesh order, cut where the walk cut them, and behind parts that have rates of their own."""
+        """The mesh axes in mesh order, cut where the layouts cut them, and behind parts that have rates of their own."""
         edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
         for sharding in self._shardings():
             for axis in chain(*sharding.axes, sharding.unreduced_axes):
@@ -71,8 +70,8 @@ class ProposedLayouts:
         """The pairs of atoms that follow each other in a dimension, but not in mesh order, somewhere, or that would
         where an argument is cut further: as an expert's weights, of which each device may take a part."""
         place = {atom: number for number, atom in enumerate(atoms)}
-        walked = (axes for sharding in self._shardings() for axes in sharding.axes)
-        lists = dict.fromkeys(axes for axes in (*walked, *self._cut_further(atoms)) if len(axes) > 1)
+        used = (axes for sharding in self._shardings() for axes in sharding.axes)
+        lists = dict.fromkeys(axes for axes in (*used, *self._cut_further(atoms)) if len(axes) > 1)
         return frozenset(
             (a, b)
             for axes in lists
@@ -91,7 +90,7 @@ class ProposedLayouts:
             yield from ((*axes, atom) for axes in sharding.axes if axes for atom in free)
 
     def _shardings(self) -> Iterable[TensorSharding]:
-        """All layouts of the walk, each once."""
+        """All layouts, each once."""
         decided = (decision.shardings for decision in self.decided.values())
         return dict.fromkeys(
             chain(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.locations import place_of
@@ -25,6 +26,18 @@ _ANEW = 1.001
 """What is not held yet counts a little more: of a value and its entry in a stack that is there, that stays."""
 
 
+class Rerun(NamedTuple):
+    """How ops of a segment run again.
+
+    `may_run`: whether an op may. `gone`: what is not held where a needed value is not. `run`: lets ops run again in the
+    program.
+    """
+
+    may_run: Callable[[Op], bool]
+    gone: Callable[[Value, float], NotHeld]
+    run: Callable[[Collection[Op]], None]
+
+
 class PricedSegment:
     """A segment, with times and bytes for all executions together.
 
@@ -33,9 +46,7 @@ class PricedSegment:
         prices: of ops and values.
         now: the bytes that are held now: the others are computed of that where they are needed, by one kernel.
         entries: how many of a value are held.
-        may_run: whether an op may run again here.
-        gone: what is not held where a needed value is not.
-        run: lets ops run again in the program.
+        rerun: how ops run again here.
     """
 
     def __init__(
@@ -44,13 +55,12 @@ class PricedSegment:
         prices: ProgramPrices,
         now: float,
         entries: int,
-        may_run: Callable[[Op], bool],
-        gone: Callable[[Value, float], NotHeld],
-        run: Callable[[Collection[Op]], None],
+        rerun: Rerun,
     ):
         self._segment, self._prices, self.bytes = segment, prices, now
-        self._entries, self._gone, self.run = entries, gone, run
-        self._times = {op: prices.seconds(op) if may_run(op) and can_run_again(op) else math.inf for op in segment.ops}
+        self._entries, self._gone, self.run = entries, rerun.gone, rerun.run
+        able = {op: rerun.may_run(op) and can_run_again(op) for op in segment.ops}
+        self._times = {op: prices.seconds(op) if is_able else math.inf for op, is_able in able.items()}
         self._known: dict[float, frozenset[Op]] = {}
 
     @cached_property
@@ -136,7 +146,7 @@ def _of_stretch(
         return op not in apart and not _is_kept(op, kept)
 
     now = prices.bytes_at_peak([op for op in segment.ops if op not in apart])
-    return PricedSegment(segment, prices, now, 1, may_run, gone, run)
+    return PricedSegment(segment, prices, now, 1, Rerun(may_run, gone, run))
 
 
 def _of_loop(forward: ForwardLoop, prices: ProgramPrices, kept: Collection[Mark]) -> PricedSegment:
@@ -157,7 +167,7 @@ def _of_loop(forward: ForwardLoop, prices: ProgramPrices, kept: Collection[Mark]
     def may_run(op: Op) -> bool:
         return not forward.depends_on_place(op) and not _is_kept(op, kept)
 
-    return PricedSegment(segment, prices, sum(sizes.values()), forward.trips, may_run, gone, run)
+    return PricedSegment(segment, prices, sum(sizes.values()), forward.trips, Rerun(may_run, gone, run))
 
 
 def _before_moves(value: Value) -> Value:
