@@ -52,7 +52,7 @@ class ProposedLayouts:
         return self.decided[number].shardings if number in self.decided else self.fixed[number]
 
     def atoms(self, mesh: Mesh, major_parts: Mapping[str, int]) -> tuple[AxisRef, ...]:
-        """The mesh axes in mesh order, cut where the layouts cut them, and behind parts that have rates of their own."""
+        """The mesh axes in mesh order, cut where the layouts cut them, and behind parts with rates of their own."""
         edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
         for sharding in self._shardings():
             for axis in chain(*sharding.axes, sharding.unreduced_axes):
