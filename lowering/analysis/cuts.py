@@ -28,6 +28,7 @@ def stated_cuts(shardings: Iterable[TensorSharding], mesh: Mesh) -> Cuts:
 def leading_uncut(axes: Axes, cuts: Cuts | None, mesh: Mesh) -> Axes:
     """The leading ones of the axes that are cut nowhere else; all, where cuts are free.
 
+    >>> from sdy_jax.representation.mesh import AxisRef
     >>> mesh = Mesh.of(x=16, y=4)
     >>> leading_uncut((AxisRef("y"), AxisRef.canonical("x", 1, 8, mesh)), stated_cuts([], mesh), mesh)
     (AxisRef(name='y', sub_axis=None),)
