@@ -68,7 +68,8 @@ _DEAR = frozenset(
 """Element-wise ops that compilers compute once, for several kernels that read them."""
 
 _STEP = 2.0**-10
-"""Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
+"""Given: less than the time between two ops of the program order, which is 1; what is moved runs this much before or
+after another op. A power of two, so that sums of it are exact."""
 
 
 class LiveValue(NamedTuple):

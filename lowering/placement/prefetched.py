@@ -25,7 +25,7 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import PREFETCHED
 
 _FEWEST = 3
-"""Trips from which on a loop is worth it: its body is compiled twice."""
+"""Trips from which on a loop is worth it. Guessed: its body is compiled twice, and of two trips only one is hidden."""
 
 
 def prefetch(

@@ -36,14 +36,16 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
-# The longest chain of ops that is rematerialized: a mask made of two iotas is four ops deep.
 _MAX_CHAIN = 6
+"""The longest chain of ops that is rematerialized: a mask made of two iotas is four ops deep. Guessed, a guard: chains
+are followed once per use; with fewer, masks are moved instead of made."""
 
 _MAX_PARTS = 16
-"""The longest chain of ops of which a part is computed again."""
+"""The longest chain of ops of which a part is computed again. Guessed, a guard against walking whole programs."""
 
 _SMALL = 8
-"""How much smaller than a value something is that may as well be kept whole."""
+"""How much smaller than a value something is that may as well be kept whole. Guessed: with less, what a part is made of
+takes as much memory as the part saves."""
 
 _CHEAP = frozenset(("stablehlo.gather",))
 """The ops that may run again for a part beside those that may anyway: they read little more than they make."""

@@ -33,10 +33,12 @@ from sdy_jax.representation.sdy_collectives import RING, collective_from_attribu
 from sdy_jax.representation.sharding import TensorSharding
 
 _LARGEST = 32
-"""Devices up to which a ring is made: each is a product of its own in the program."""
+"""Devices up to which a ring is made. Guessed, a guard: each is a product of its own in the program, which takes that
+much longer to compile."""
 
 _LEAST_SAVING = 0.1
-"""The share of the collective's time that a ring has to save: the estimate is no better than that."""
+"""The share of the collective's time that a ring has to save. Guessed: the estimate is no better than that; with none,
+rings are made whose gain is noise, and each is more ops to compile."""
 
 _DOT = "stablehlo.dot_general"
 

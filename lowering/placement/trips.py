@@ -22,7 +22,8 @@ from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 
 UNKNOWN = 10
-"""The number of iterations that the cost model assumes where the count is unknown."""
+"""The number of iterations that the cost model assumes where the count is unknown. Guessed: with 1, what a loop does
+counts as if it were outside; with thousands, everything is moved out of it, whatever it holds."""
 
 
 class Executions(NamedTuple):

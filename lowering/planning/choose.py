@@ -30,7 +30,7 @@ Key = tuple[float, int, bool, int, tuple[object, ...]]
 """The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
 
 _SLACK = 1 + 1e-9
-"""A tolerance for rounding: a candidate is priced if its cost may equal the best."""
+"""A tolerance for rounding: a candidate is priced if its cost may equal the best. Given: costs are sums of floats."""
 
 Priced = tuple[Key, BoundedCandidate]
 

@@ -18,7 +18,8 @@ from sdy_jax.lowering.planning.moves import Move
 from sdy_jax.lowering.planning.program_model import Chosen, Node, ProgramModel
 
 NEAR = 300
-"""Nodes around a cluster, or a freed node, that may change with it: some five layers of a transformer."""
+"""Nodes around a cluster, or a freed node, that may change with it: some five layers of a transformer. Guessed: with
+fewer, a question is told a price that is too high, as the surroundings cannot make the best of the change."""
 
 
 class Term(NamedTuple):

@@ -20,10 +20,11 @@ from sdy_jax.lowering.planning.restricted import RestrictedProgram, Solved
 from sdy_jax.representation.mesh import AxisRef
 
 _MOST_MOVES = 12
-"""Moves that are tried."""
+"""Moves that are tried. Guessed, a guard: two axes have three moves, and it ends once all of them fail in a row."""
 
 _MOST_AT_ONCE = 600
-"""Ways of a node up to which all ways are left to all nodes: those of three axes, but not of four."""
+"""Ways of a node up to which all ways are left to all nodes: those of three axes, but not of four. Guessed, a guard of
+planning time and memory: tables have the square of that."""
 
 
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:

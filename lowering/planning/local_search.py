@@ -16,10 +16,11 @@ from sdy_jax.lowering.planning.moves import Move
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Node, ProgramModel
 
 _ROUNDS = 10
-"""Rounds of local improvement."""
+"""Rounds of local improvement. Guessed, a guard: it ends as soon as a round changes nothing."""
 
 LEAST = 1e-9
-"""The share of the program's cost below which nothing is changed."""
+"""The share of the program's cost below which nothing is changed. Given: the rounding of sums, so that ties keep the
+proposal."""
 
 
 def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> Chosen:

@@ -64,7 +64,8 @@ MERGEABLE = frozenset({"all_slice", "all_gather", "reduce_scatter", "replicated_
 
 
 MOST_DEVICES = 256
-"""The largest group whose strips are sent: listing them takes milliseconds, the square of that for twice as many."""
+"""The largest group whose strips are sent. Guessed, a guard: listing them takes milliseconds, the square of that for
+twice as many."""
 
 
 def mask_of(atoms: Iterable[int]) -> int:

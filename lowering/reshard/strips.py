@@ -203,7 +203,8 @@ def _place(copy: _Move) -> tuple[int, int, int, int]:
 
 _PARTS = (2, 3, 4)
 _ROUND = 0.05
-"""What a further round must save at least, as a fraction of the bytes. A guess: a message costs its start, too."""
+"""What a further round must save at least, as a fraction of the bytes, and the `_PARTS` of a strip that are tried.
+Guessed: a message costs its start, too; with 0, strips are sent in many small rounds."""
 
 
 def _rounds(moves: Sequence[_Move]) -> list[list[_Move]]:

@@ -28,7 +28,8 @@ from sdy_jax.plan.usual_layouts import UsualLayouts, carried, largest
 from sdy_jax.representation.sharding import TensorSharding
 
 _SEARCH = 3
-"""How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about."""
+"""How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about.
+Guessed, for a bar of progress alone."""
 
 Border = tuple[Mapping[int, TensorSharding], Mapping[int, TensorSharding]]
 """The shardings of argument leaves, and those of result leaves, by index."""

@@ -13,6 +13,8 @@ from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.propagation.basic import Direction
 
 LEVELS = 5
+"""The levels of ops' priorities. Published (Shardy: pass-through, single use first; pass-through; by factor; broadcasts
+backward; all)."""
 WITHOUT_LEVELS = LEVELS
 """Stands for a level where all ops take part at once."""
 
