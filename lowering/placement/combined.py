@@ -11,7 +11,7 @@ element by element, or on few bytes, go with them. What makes values larger is b
 users and runs as late as it may, all else in the order of its operands and as early as it may: so a bucket holds
 neighbours, and adds no more than its own bytes to what is live. Nothing moves across loops, branches, effects and
 collectives that the program holds itself.
-Source: spec of the planner, section 15.
+See docs/explanation/schedule.md#buckets.
 """
 
 from __future__ import annotations

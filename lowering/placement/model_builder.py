@@ -3,7 +3,7 @@
 Every op with a rule is a node with all ways to run its kind; ops that leave no choice, constraints and the border are
 nodes with one way. Each data-flow edge is a node that takes its sources and makes its targets in one layout, so what a
 loop carries is chosen with the trip count on its inner side. Values that every device can compute have no price.
-Source: spec of the planner, sections 2 to 7.
+See docs/explanation/planner.md#ways.
 """
 
 from __future__ import annotations

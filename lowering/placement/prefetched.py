@@ -3,7 +3,7 @@
 A layer that a loop gathers for each trip, because there is no memory for all of them, makes the trip wait where nothing
 comes before its first use. Where the cost model knows time, such a gather runs while the trip before computes, if a
 device may hold one more layer.
-Source: spec of the planner, section 15.
+See docs/explanation/schedule.md#prefetching.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The walks over copies of a program, of which the first one proposes and others follow plans.
 
-Source: spec of the planner, sections 9, 12 and 13.
+See docs/explanation/planner.md#from-choice-to-program.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ long as the slower of both instead of their sum. That is done where it takes les
 know time. What is gathered of arguments waits for no product, no product waits for gradients that are scattered, and
 both are left to the compiler's scheduler. Layouts are chosen before and do not depend on it: else all that is hidden
 would be free.
-Source: spec of the planner, section 15.
+See docs/explanation/schedule.md#rings.
 """
 
 from __future__ import annotations

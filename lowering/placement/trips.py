@@ -3,7 +3,7 @@
 A loop is counted if its condition compares a counter with a constant and its body adds a constant to the counter, which
 starts from a constant: `scan`, `fori_loop` and counted `while_loop`s, up or down. Where a count is unknown, the cost
 model takes a guess, and what is reported says that it is unknown.
-Source: spec of the partitioner, section 2.5.
+See docs/explanation/planner.md#loops-and-branches.
 """
 
 from __future__ import annotations

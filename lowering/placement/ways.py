@@ -1,6 +1,6 @@
 """The ways to run the ops of a program, the one that a walk chose first.
 
-Source: spec of the planner, section 2.
+See docs/explanation/planner.md#ways.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 First what costs least is walked. Where that holds too much, copies of values in other layouts are freed between their
 uses and made again: those that cost least for what they free at the moments at which too much is live. In the end
 holding a byte gets a price at these moments, which rises until the choice for the whole program fits.
-Source: spec of the planner, section 9.
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ in which it exists. With its maker a supply costs the cheapest reshards that lea
 user that takes one of them. So the problem is the exact one, and its bound holds for the true cost. Where a value may
 exist in very many sets of layouts, only the small ones are listed, and what users take beyond them costs too little: a
 bound still, though no longer the best one.
-Source: spec of the planner, sections 1 and 12.
+See docs/explanation/planner.md#how-good-it-is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A *cluster* is nodes that run otherwise than in the proposal and are connected by values that now go from one to the
 other for free: one reason serves all of them. Its worth is what the program costs more if the cluster is as proposed
 and its surroundings make the best of that.
-Source: spec of the planner, section 14.
+See docs/explanation/planner.md#questions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An atom is nowhere, splits a factor, or is *carried*: operands that must be so together stay unreduced along it, and so
 do the results. Ways with equal layouts are one, the cheapest.
-Source: spec of the planner, sections 2 and 3.
+See docs/explanation/planner.md#ways.
 """
 
 from __future__ import annotations

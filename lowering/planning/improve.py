@@ -4,7 +4,7 @@ All ways are left to all nodes, and the solver chooses for all at once. Where it
 less, *moves* from the same start are tried, too: each leaves every node a few of its ways, those that differ in one
 atom only, or those that keep all atoms together. All ways once more after them found nothing in seven of seven solves
 of an LSTM's step on 2 x 4 (2026-11). In the end each node is tried alone on the true cost.
-Source: spec of the planner, sections 4 and 12.
+See docs/explanation/planner.md#moves.
 """
 
 from __future__ import annotations

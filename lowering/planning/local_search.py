@@ -3,7 +3,7 @@
 What a value costs depends on the layouts in which it is taken, not on how many users take it in each. So these are
 counted, and a way is priced by the layouts that are left without its node: a scalar that all layers take has thousands
 of users.
-Source: spec of the planner, section 12.
+See docs/explanation/planner.md#moves.
 """
 
 from __future__ import annotations

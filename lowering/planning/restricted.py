@@ -4,7 +4,7 @@ A value that several nodes take has a *home*, a layout through which it goes to 
 once, though the solver knows pairs only. Holding a value is charged to its home, or to its maker where it has none.
 Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has a home
 of its own, which takes the value from the home before, held in between, or anew from where it is made.
-Source: spec of the planner, sections 4, 9 and 12.
+See docs/explanation/planner.md#homes.
 """
 
 from __future__ import annotations

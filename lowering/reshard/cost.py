@@ -1,6 +1,6 @@
 """What a collective costs: bytes on the wire per device, and time; and what a device's own work does.
 
-With the default model (no latency, bandwidth 1) time equals wire bytes. Source: spec of the planner, section 15.
+With the default model (no latency, bandwidth 1) time equals wire bytes. See docs/explanation/costs.md#bytes-or-seconds.
 """
 
 from __future__ import annotations

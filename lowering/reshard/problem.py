@@ -3,6 +3,7 @@
 An atom is a piece of a mesh axis that no list of the problem cuts further; two atoms are equal or disjoint. Names
 are left out, so that `x -> y` and `data -> model` are one problem with one remembered answer.
 Example: on x=2, y=2, the reshard `[{x}, {y}] -> [{y, x}, {}]` is `((0,), (1,)) -> ((1, 0), ())` with sizes (2, 2).
+See docs/explanation/reshards.md#a-small-problem-without-names.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ cheapest continuation after a permute, which may pick any atoms: names do not ma
 bound of `ReshardProblem.bound` either reaches the target or, from any state, permutes into that table. Where the order
 of the devices changes it has to permute, at a state that is not unreduced: the orders have different groups. Both
 halves drop whatever costs more than a plan already known.
+See docs/explanation/reshards.md#the-search.
 """
 
 from __future__ import annotations

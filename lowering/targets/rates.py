@@ -1,7 +1,7 @@
 """The rates of collectives over links: bytes on the wire per device, and seconds.
 
 Ring algorithms over a group of g devices.
-Source: spec of the planner, section 15.
+See docs/explanation/costs.md#bytes-on-the-wire.
 """
 
 from __future__ import annotations
