@@ -14,7 +14,7 @@ FOLDER = ROOT / "docs" / "explanation"
 PAGES = sorted(FOLDER.glob("*.md"))
 SOURCES = [path for room in ("sdy_jax", "lowering", "runtime") for path in (ROOT / room).rglob("*.py")]
 CITATION = re.compile(r"docs/explanation/(\w+\.md)(?:#([\w-]+))?")
-LONGEST = 160
+LONGEST = 120
 """Characters of a line, so that pages can be read as text; tables may have more."""
 
 
