@@ -36,8 +36,9 @@ estimate is no better than that; with none, plans that save much are refused for
 
 _HOLDING = 0.04
 """The share of a program's cost that it is worth to hold nothing instead of all that a device has. Measured (2026-11,
-8B model, 256 chips of v5e): weights that are gathered once before a loop of 32 layers, instead of in each trip, save a
-hundredth of the time, and hold twice of what such a chip has. With less, they are gathered before it."""
+`scripts/bench_models`, 8B model, 256 chips of v5e): weights that are gathered once before a loop of 32 layers, instead
+of in each trip, save a hundredth of the time, and hold twice of what such a chip has. With less, they are gathered
+before it."""
 
 _MOST_ATOMS = 4
 """Axes, or parts of axes, up to which a program is planned. Guessed, a guard of planning time: each more makes about

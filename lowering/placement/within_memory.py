@@ -59,14 +59,14 @@ _DEARER = 4.0
 work that a lower price would have saved as well."""
 
 _STEEPER = 16.0
-"""By how much the price of holding rises while it changes nothing. Measured (2026-11): of an 8B model on 256 chips all
-layers are gathered in the loops at 256 times the first price; of prices that rise by four the last ones were never
-tried."""
+"""By how much the price of holding rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of an 8B
+model on 256 chips all layers are gathered in the loops at 256 times the first price; of prices that rise by four the
+last ones were never tried."""
 
 _STEEP = 4.0
-"""By how much it rises where it does. Measured (2026-11): the same model's layers, unrolled, held 14.8 GiB of 14.2 at
-16 times the first price and 9.3 at 64 times; at 256 times whole activations were gathered at moments that nobody had
-priced."""
+"""By how much it rises where it does. Measured (2026-11, `scripts/bench_models`): the same model's layers, unrolled,
+held 14.8 GiB of 14.2 at 16 times the first price and 9.3 at 64 times; at 256 times whole activations were gathered at
+moments that nobody had priced."""
 
 _CLOSER = 2
 """Prices that are tried between the lowest at which the program fits and the highest at which it does not. Guessed:
@@ -93,8 +93,8 @@ instead of 28.5."""
 _HIDDEN = 0.6
 """What the time of collectives counts that run beside other work: they take a part of the memory's rate and of the
 units, others may be on the links, and a compiler may not hide what the model says it does. Where nothing is held for
-it, twice the bytes have to save a good deal. Measured (2026-11, by the model): BERT on 8 H100s sends 1.1 GiB in 42 ms,
-or 2.25 in 38; with less, it sends the latter."""
+it, twice the bytes have to save a good deal. Measured (2026-11, `scripts/bench_models`): BERT on 8 H100s sends 1.1 GiB
+in 42 ms by the model, or 2.25 in 38; with less, it sends the latter."""
 
 _COMPARED = 2
 """How often its small price holding has where walks are compared. Measured (2026-11, `scripts/bench_models`): a step
@@ -122,8 +122,8 @@ moments that are nearly full are filled by what is freed at the worst one; with 
 way."""
 
 _EVERYWHERE = 0.5
-"""The share of the price at the worst moment that holding has at all others. Measured (2026-11, 70B model): without it
-whole activations were gathered at moments that nobody had priced."""
+"""The share of the price at the worst moment that holding has at all others. Measured (2026-11, `scripts/bench_models`,
+70B model): without it whole activations were gathered at moments that nobody had priced."""
 
 PerOp = NDArray[np.float64]
 """A number per op of the program before it is walked."""

@@ -25,8 +25,9 @@ from sdy_jax.lowering.planning.solver import Ports, Problem, solve
 Costs = NDArray[np.float64]
 
 _LITTLE = 1e-3
-"""The share of a choice's cost below which it does not matter what other choices may save. Measured (2026-11): moves
-from a choice that was so close took a sixth of the planning of an LSTM's step on 2 x 4, and found nothing."""
+"""The share of a choice's cost below which it does not matter what other choices may save. Measured (2026-11,
+`scripts/bench_bytes --only lstm`): moves from a choice that was so close took a sixth of the planning of an LSTM's step
+on 2 x 4, and found nothing."""
 
 _MOST_PHASES = 3
 """Phases of a value's uses: forward, backward, update. Guessed: each is one more node per value; with 2, weights that

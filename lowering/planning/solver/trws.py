@@ -42,8 +42,9 @@ IMPROVED = 5
 
 
 CHECKED = 4
-"""Every so many rounds it is seen which candidates can still matter. Measured (2026-11): half of the solves of all ways
-of the benchmarks' nodes end after 12 to 20 rounds so, with few candidates left, which contraction solves."""
+"""Every so many rounds it is seen which candidates can still matter. Measured (2026-11, `scripts/bench_bytes`): half of
+the solves of all ways of the benchmarks' nodes end after 12 to 20 rounds so, with few candidates left, which
+contraction solves."""
 
 FEWER = 0.7
 """The share of candidates from which on it is worth to go on with these alone, without those that are not needed.
