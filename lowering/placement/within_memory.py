@@ -31,10 +31,6 @@ from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.program_model import Chosen
 from sdy_jax.lowering.targets.target import Target
 
-_LEAST_SAVING = 1e-5
-"""The share of the program's cost that a reshard has to save to be worth its collective. Guessed: only where reshards
-are free on average does it matter; it keeps choices of equal cost where they were."""
-
 _WORTH = 1 / 16
 """The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
 latency that a model of bytes does not know. Measured (2026-11, `scripts/bench_bytes`): without it a transformer's step
@@ -203,7 +199,7 @@ def best_choice(program: ModelledProgram, latency: float = 0.0) -> Chosen:
     """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
     work that rises where the best one does. `latency`: that of a collective; 0 where that is not known."""
     model, start = program.model, program.start
-    worth = max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start))
+    worth = _WORTH * model.mean_reshard(start)
     model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
     for number in range(1, _TRIES + 1):
         found = program.improved(start)

@@ -27,8 +27,9 @@ LIMIT = 2.0**43
 """Given by 53 bits: possible costs are below 2^42, so some hundred impossible ones are added exactly."""
 
 DENSE = 1 << 10
-"""Tables of that many pairs of candidates are not factored by ports: indexing would cost more than it saves. Guessed;
-no result depends on it."""
+"""Tables of that many pairs of candidates are not factored by ports: indexing would cost more than it saves. Measured
+(2026-11, `scripts/bench_bytes --only lstm`): with none a step of an LSTM on 2 x 4 is planned in 5.1 s, for 4.1. No
+result depends on it."""
 
 T = TypeVar("T")
 

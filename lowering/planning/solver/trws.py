@@ -46,10 +46,6 @@ CHECKED = 4
 the solves of all ways of the benchmarks' nodes end after 12 to 20 rounds so, with few candidates left, which
 contraction solves."""
 
-FEWER = 0.7
-"""The share of candidates from which on it is worth to go on with these alone, without those that are not needed.
-Guessed: nearer to 1, tables are made again for little; nearer to 0, rounds go on with candidates that cannot win."""
-
 FEW = 3
 """Candidates per node, on average, with which a graph is likely to be solved exactly. Guessed: with more, contraction
 is tried that fails; with fewer, messages go on where it would have ended."""
@@ -193,7 +189,7 @@ class _Passing:
         """Goes on with the candidates that are needed, if these are fewer; whether they are few."""
         needed = self._needed()
         left = sum(map(len, needed))
-        if left <= FEWER * self._size:
+        if left < self._size:
             self._size = left
             for node, indices in zip(self._nodes, needed, strict=True):
                 if len(indices) < len(node.costs):
