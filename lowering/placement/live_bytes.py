@@ -29,6 +29,7 @@ For slices of v5e what counts is what the compiler takes where there is no more 
 loosely, and says up to 2.1 times as much. Of 24 training steps, beside temporaries where the device had about what was
 estimated (`xla_tpu_max_hbm_size_mib`): 0.73 to 1.34, one 1.56; 18 within 0.9 to 1.2. Weights that a loop takes rounded,
 and what convolutions rearrange, are missing (an LSTM 0.73, resnet 0.76). Programs themselves take 6 to 8 MiB beside.
+See docs/explanation/memory.md#what-a-device-holds.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ _DEAR = frozenset(
 """Element-wise ops that compilers compute once, for several kernels that read them."""
 
 _STEP = 2.0**-10
-"""Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
+"""Given: less than the time between two ops of the program order, which is 1; what is moved runs this much before or
+after another op. A power of two, so that sums of it are exact."""
 
 
 class LiveValue(NamedTuple):

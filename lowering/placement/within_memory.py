@@ -3,7 +3,7 @@
 First what costs least is walked. Where that holds too much, copies of values in other layouts are freed between their
 uses and made again: those that cost least for what they free at the moments at which too much is live. In the end
 holding a byte gets a price at these moments, which rises until the choice for the whole program fits.
-Source: spec of the planner, section 9.
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 """
 
 from __future__ import annotations
@@ -31,82 +31,95 @@ from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.program_model import Chosen
 from sdy_jax.lowering.targets.target import Target
 
-_LEAST_SAVING = 1e-5
-"""The share of the program's cost that a reshard has to save to be worth its collective."""
-
 _WORTH = 1 / 16
 """The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
-latency that a model of bytes does not know. Without it a transformer's step with replicated weights on 2 x 4 has 94
-collectives, with it 77 for 0.6 percent more cost. Half as much would have the data-parallel step of twelve flax layers
-compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent less (2026-11)."""
+latency that a model of bytes does not know. Measured (2026-11, `scripts/bench_bytes`): without it a transformer's step
+with replicated weights on 2 x 4 has 94 collectives, with it 77 for 0.6 percent more cost. Half as much would have the
+data-parallel step of twelve flax layers compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent
+less."""
 
 _LATENCIES = 0.25
-"""The latencies that it has to save at most, where the model knows them. The proposal for an 8B model on 256 chips
-moves whole activations, 0.1 s each on average; a sixteenth of that for each gather of a layer had stacks gathered
-before the loops, which held twice of what a chip has (2026-11)."""
+"""The latencies that it has to save at most, where the model knows them. Measured (2026-11, `scripts/bench_models`):
+the proposal for an 8B model on 256 chips moves whole activations, 0.1 s each on average; a sixteenth of that for each
+gather of a layer had stacks gathered before the loops, which held twice of what a chip has."""
 
 PRICES = 8
-"""Prices of holding that are tried."""
+"""Prices of holding that are tried. Guessed, a guard of planning time: each is a solve and a walk; with fewer, the
+search ends above a limit that some price would meet."""
 
 _TRIES = 8
-"""Prices of work that are tried."""
+"""Prices of work that are tried. Guessed, a guard: the price is 4^8 times the first by then, and all work counts."""
 
 _DEARER = 4.0
-"""By how much the price of work rises from try to try."""
+"""By how much the price of work rises from try to try. Guessed: with less, more tries; with more, bytes are paid for
+work that a lower price would have saved as well."""
 
 _STEEPER = 16.0
-"""By how much the price of holding rises while it changes nothing. Of an 8B model on 256 chips all layers are gathered
-in the loops at 256 times the first price; of prices that rise by four the last ones were never tried (2026-11)."""
+"""By how much the price of holding rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of an 8B
+model on 256 chips all layers are gathered in the loops at 256 times the first price; of prices that rise by four the
+last ones were never tried."""
 
 _STEEP = 4.0
-"""By how much it rises where it does. The same model's layers, unrolled, held 14.8 GiB of 14.2 at 16 times the first
-price and 9.3 at 64 times; at 256 times whole activations were gathered at moments that nobody had priced (2026-11)."""
+"""By how much it rises where it does. Measured (2026-11, `scripts/bench_models`): the same model's layers, unrolled,
+held 14.8 GiB of 14.2 at 16 times the first price and 9.3 at 64 times; at 256 times whole activations were gathered at
+moments that nobody had priced."""
 
 _CLOSER = 2
-"""Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
+"""Prices that are tried between the lowest at which the program fits and the highest at which it does not. Guessed:
+each is a solve and a walk; with none, a plan may hold much less than it may, and send more for it."""
 
 _IDLE = 3
-"""Prices that are tried in a row though nothing holds less than before."""
+"""Prices that are tried in a row though nothing holds less than before. Guessed: with 1, the search gives up before the
+steep prices; with more, it takes longer to say that nothing fits."""
 
 _LITTLE = 0.1
 """The share of what the best choice's collectives cost that a program that fits may cost more, before others are tried.
-"""
+Guessed: with 0, each program that frees copies is searched at all prices; with much, dear plans stay."""
 
 _FULL = 0.25
-"""The share of a device's memory from which on it matters how much of it a program holds that fits."""
+"""The share of a device's memory from which on it matters how much of it a program holds that fits. Guessed: with less,
+small programs are searched as if memory were short, which takes some solves each."""
 
 _SAVING = (1.0, 1.0, 8.0, 64.0)
 """Choices that are made, where it does: at the price that holding always has, and at higher ones, as a compiler may
-hide what is sent instead. An 8B model on 64 H100s that gathers weights in each trip, not before the loop, takes 0.92 of
-the time by the model, which then counts what is hidden, and holds 8.3 GiB instead of 28.5 (2026-11)."""
+hide what is sent instead. Measured (2026-11, `scripts/bench_models`): an 8B model on 64 H100s that gathers weights in
+each trip, not before the loop, takes 0.92 of the time by the model, which then counts what is hidden, and holds 8.3 GiB
+instead of 28.5."""
 
 _HIDDEN = 0.6
 """What the time of collectives counts that run beside other work: they take a part of the memory's rate and of the
 units, others may be on the links, and a compiler may not hide what the model says it does. Where nothing is held for
-it, twice the bytes have to save a good deal: BERT on 8 H100s sends 1.1 GiB in 42 ms by the model, or 2.25 in 38
-(2026-11)."""
+it, twice the bytes have to save a good deal. Measured (2026-11, `scripts/bench_models`): BERT on 8 H100s sends 1.1 GiB
+in 42 ms by the model, or 2.25 in 38; with less, it sends the latter."""
 
 _COMPARED = 2
-"""How often its small price holding has where walks are compared. A step that holds 48 of 60 GiB for 4 percent of the
-time, as hidden collectives count, beside one that holds 11, is not worth it (2026-11)."""
+"""How often its small price holding has where walks are compared. Measured (2026-11, `scripts/bench_models`): a step
+that holds 48 of 60 GiB for 4 percent of the time, as hidden collectives count, stood beside one that holds 11, and won
+with 1."""
 
 _CHEAPER = 4.0
-"""By how much the price of work falls from try to try, where its savings are paid for with bytes."""
+"""By how much the price of work falls from try to try, where its savings are paid for with bytes. Guessed, as
+`_DEARER`."""
 
 _CHEAPENED = 3
-"""Prices of work that are tried there."""
+"""Prices of work that are tried there. Guessed: each is a solve and a walk; with none, plans by time may send more
+bytes than op by op."""
 
 _SAME = 1 + 1e-9
+"""Given: times and bytes are sums of floats, whose rounding is no difference."""
 
 _FREED = 2
-"""How often more copies are freed, where what was freed before was not enough."""
+"""How often more copies are freed, where what was freed before was not enough. Guessed: freeing one copy moves the peak
+to another moment; with more, solves at a price of holding would do better."""
 
 _NEARLY = 0.5
-"""The share of what may be held beside arguments and results from which on holding has a price."""
+"""The share of what may be held beside arguments and results from which on holding has a price. Guessed: with 1,
+moments that are nearly full are filled by what is freed at the worst one; with 0, all is paid for that never was in the
+way."""
 
 _EVERYWHERE = 0.5
-"""The share of the price at the worst moment that holding has at all others. Without it whole activations of a 70B
-model were gathered at moments that nobody had priced (2026-11)."""
+"""The share of the price at the worst moment that holding has at all others. Measured (2026-11, `scripts/bench_models`,
+70B model): without it whole activations were gathered at moments that nobody had priced."""
 
 PerOp = NDArray[np.float64]
 """A number per op of the program before it is walked."""
@@ -186,7 +199,7 @@ def best_choice(program: ModelledProgram, latency: float = 0.0) -> Chosen:
     """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
     work that rises where the best one does. `latency`: that of a collective; 0 where that is not known."""
     model, start = program.model, program.start
-    worth = max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start))
+    worth = _WORTH * model.mean_reshard(start)
     model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
     for number in range(1, _TRIES + 1):
         found = program.improved(start)

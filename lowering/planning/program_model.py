@@ -4,7 +4,7 @@ A node takes values (*ports*) in the layouts of its way and makes values in othe
 of the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to
 all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a price, what a reshard
 made may be given up between two uses and made again for the second, from the layout in which the value was made.
-Source: spec of the planner, sections 1, 4 and 9.
+See docs/explanation/planner.md#the-problem.
 """
 
 from __future__ import annotations

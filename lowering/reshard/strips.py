@@ -24,6 +24,7 @@ element of shard 0, the padding of sources) is never read; there the result keep
 
 `relayout.py` has the wants of reshards, `emission/wants.py` those of ops; `emission/redistribute.py` runs plans on
 arrays.
+See docs/explanation/reshards.md#strips.
 """
 
 from __future__ import annotations
@@ -203,7 +204,8 @@ def _place(copy: _Move) -> tuple[int, int, int, int]:
 
 _PARTS = (2, 3, 4)
 _ROUND = 0.05
-"""What a further round must save at least, as a fraction of the bytes. A guess: a message costs its start, too."""
+"""What a further round must save at least, as a fraction of the bytes, and the `_PARTS` of a strip that are tried.
+Guessed: a message costs its start, too; with 0, strips are sent in many small rounds."""
 
 
 def _rounds(moves: Sequence[_Move]) -> list[list[_Move]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sdy_jax.plan.questions import Questions
 
 _LISTED = 5
-"""Collectives that an error names."""
+"""Collectives that an error names. Chosen: for a reader."""
 
 _NAMED = re.compile(rf"({'|'.join(sorted(KINDS, key=len, reverse=True))})\s.*?([^\s]+:\d+)")
 """A collective as a page names it: by its kind and its source line."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sdy_jax.plan_record.record import PlanRecord
 
 _NAMED = 4
-"""Ops and arguments that are named."""
+"""Ops and arguments that are named. Chosen: for a reader."""
 
 
 def causes(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:

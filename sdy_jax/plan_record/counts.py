@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _IN_JAX = {"psum": "all_reduce", "psum_scatter": "reduce_scatter", "ppermute": "collective_permute"}
 
 _LISTED = 8
-"""Collectives that a message lists."""
+"""Collectives that a message lists. Chosen: for a reader."""
 
 
 def check_counts(record: PlanRecord, expected: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sdy_jax.plan_record.differences import Amount, BorderChange, CollectiveChange, PlanDiff, ValueChange
 
 _LISTED = 20
-"""Lines per table."""
+"""Lines per table. Chosen: for a reader."""
 
 
 def diff_text(found: PlanDiff) -> str:

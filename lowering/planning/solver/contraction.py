@@ -11,7 +11,8 @@ from sdy_jax.lowering.planning.solver.graph import Best, Graph
 from sdy_jax.lowering.planning.solver.problem import Indices
 
 ELIMINATED = 2
-"""Nodes with at most that many neighbours are minimised out: no table with more than two dimensions arises."""
+"""Nodes with at most that many neighbours are minimised out. Given: with two neighbours no table with more than two
+dimensions arises; with three it does, which `elimination.py` knows and this does not."""
 
 
 def contract(graph: Graph, nodes: Iterable[int], most: float = math.inf) -> None:
