@@ -15,10 +15,12 @@ from jax.sharding import PartitionSpec as P
 from sdy_jax.errors import SdyError
 
 _REPEATS = 5
-"""Runs of which the median counts, after one that compiles and one that warms up."""
+"""Runs of which the median counts, after one that compiles and one that warms up. Guessed: more take longer, fewer let
+one interrupted run count."""
 
 _TRIPS = 8
-"""How often a loop runs an op, beside one that runs it once: what calling takes is in both."""
+"""How often a loop runs an op, beside one that runs it once: what calling takes is in both. Guessed: with fewer, the
+difference drowns in noise."""
 
 _FLOAT = np.dtype(np.float32)
 

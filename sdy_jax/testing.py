@@ -20,7 +20,6 @@ from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.review import reviewed
 from sdy_jax.pytest_plugin import UPDATE_PLANS
 
-# Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.
 _TOLERANCE = {
     "bfloat16": 3e-2,
     "float16": 5e-3,
@@ -29,6 +28,13 @@ _TOLERANCE = {
     "float64": 1e-12,
     "complex128": 1e-12,
 }
+"""Relative tolerances by dtype. Guessed, some ten roundings of the type: what reassociating a reduction over a few
+thousand terms of similar size can change. With less, right programs fail; with more, a wrong term among thousands
+passes."""
+
+
+_SMALLEST = 1e-30
+"""Guessed: the scale of arrays of zeros, of which a relative error would say nothing."""
 
 
 def assert_same(
@@ -159,5 +165,5 @@ def _difference(found: np.ndarray, wanted: np.ndarray, rtol: float | None, atol:
         return "has NaN or infinity at other places"
     scale = float(np.abs(b[finite]).max(initial=0.0))
     largest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    allowed = atol + (rtol if rtol is not None else _TOLERANCE[wanted.dtype.name]) * max(scale, 1e-30)
+    allowed = atol + (rtol if rtol is not None else _TOLERANCE[wanted.dtype.name]) * max(scale, _SMALLEST)
     return f"differs by {largest:.3g}, allowed are {allowed:.3g}" if not largest <= allowed else ""

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.lowering.targets import calibration
 from sdy_jax.lowering.targets.calibration import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
+from sdy_jax.lowering.targets.registry import machines
 from sdy_jax.lowering.targets.tiles import LastCut
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.mesh import Mesh as Axes
@@ -201,3 +202,8 @@ def test_what_all_collectives_rearrange_is_a_part_of_measured_times():
     published = sdy.CostModel.of_mesh(mesh)
     costs = published.with_rates(dataclasses.replace(measured(), device_kind="NVIDIA H100"), mesh, "measured")
     assert published.copies.sent > 0 and not any(costs.copies) and costs.combines == published.combines
+
+
+def test_no_published_rate_is_below_the_least_that_is_believed() -> None:
+    chips = [machine.chip for machine in machines().values()]
+    assert chips and min([2 / chip.flops for chip in chips] + [1 / chip.memory for chip in chips]) > calibration._LEAST

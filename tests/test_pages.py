@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import pytest
+from page_programs import printed, programs
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-class Program(NamedTuple):
-    """A block of Python, the line at which it begins in `model.py`, and what is shown as its output."""
-
-    text: str
-    line: int
-    shown: str | None
-
-
-def programs(page: Path) -> list[Program]:
-    """The programs of a page; `model.py` is all of them, with a line in between."""
-    found, blocks, line = list[Program](), BLOCK.findall(page.read_text()), 1
-    for (language, text), (following, shown) in zip(blocks, [*blocks[1:], ("python", "")], strict=True):
-        if language == "python":
-            found.append(Program(text, line, shown if not following else None))
-            line += text.count("\n") + 1
-    return found
-
-
-def printed(program: Program, names: dict[str, Any]) -> str:
-    out = io.StringIO()
-    code = compile("\n" * (program.line - 1) + program.text, "model.py", "exec", dont_inherit=True)
-    with contextlib.redirect_stdout(out):
-        exec(code, names)
-    return out.getvalue()
 
 
 def counted(text: str) -> str:

@@ -3,7 +3,7 @@
 A loop is counted if its condition compares a counter with a constant and its body adds a constant to the counter, which
 starts from a constant: `scan`, `fori_loop` and counted `while_loop`s, up or down. Where a count is unknown, the cost
 model takes a guess, and what is reported says that it is unknown.
-Source: spec of the partitioner, section 2.5.
+See docs/explanation/planner.md#loops-and-branches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 
 UNKNOWN = 10
-"""The number of iterations that the cost model assumes where the count is unknown."""
+"""The number of iterations that the cost model assumes where the count is unknown. Guessed: with 1, what a loop does
+counts as if it were outside; with thousands, everything is moved out of it, whatever it holds."""
 
 
 class Executions(NamedTuple):

@@ -20,16 +20,20 @@ from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
 _LARGE = 1 / 2
-"""The share of its largest value from which on nothing is won where a value that a group makes or takes is whole."""
+"""The share of its largest value from which on nothing is won where a value that a group makes or takes is whole.
+Guessed: with less, groups are refused that would help; with more, loops are made that hold about as much as before."""
 
 _MOST = 256
-"""The parts that a group is cut into at most."""
+"""The parts that a group is cut into at most. Guessed: each part is a trip of a loop that starts its ops anew; with
+fewer, what needs more parts does not fit."""
 
 _TOGETHER = 4
-"""How many values as large as its largest are live together in a group, about: a gated MLP's gradient holds four."""
+"""How many values as large as its largest are live together in a group, about: a gated MLP's gradient holds four.
+Guessed: with fewer, groups of many equal values are left whole; with more, groups are cut that hold little."""
 
 _ALIKE = 1.25
-"""What is held within this factor of what may be held counts as the same."""
+"""What is held within this factor of what may be held counts as the same. Guessed: nearer to 1, plans that move more
+win for some bytes held less; farther, what just fits is taken for too much."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 
 _CONNECTED = 1 / 8
 """The share of a group's largest value from which on values belong to it whole: softmax's masks take a quarter of its
-scores, and what is left is little beside these."""
+scores. Guessed: with less, groups grow over half a program; with more, masks and sums of a group are made whole."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +236,9 @@ def later_ops(group: Group) -> list[Op]:
 
 
 _WIDENING = 4
-"""How many times as large a value has to be as what it is made of, so that it is as soon recomputed."""
+"""How many times as large a value has to be as what it is made of, so that it is as soon recomputed. Guessed, as that
+of `prepare/loop_sinking.py`: with less, ops that compute much run again in each part; with more, broadcasts are
+held."""
 
 
 def widens(op: Op) -> bool:

@@ -30,24 +30,29 @@ from sdy_jax.lowering.whole_program.partition import partition_whole as partitio
 from sdy_jax.op_rules import RuleBook
 
 _TRIES = 4
-"""Programs with more and more parts that are planned, at most."""
+"""Programs with more and more parts that are planned, at most. Guessed: each is a plan; the last one that holds less is
+taken, so fewer may end above the limit."""
 
 _MORE = 1.1
-"""How much less large values may take than the last program held too much: what is around them changes, too."""
+"""How much less large values may take than the last program held too much: what is around them changes, too. Guessed:
+with 1, the next try misses the limit by little again; with more, there are more parts than need be."""
 
 _SHARED = 1 / 16
-"""The share of what the program holds too much from which on a value that two groups share is recomputed."""
+"""The share of what the program holds too much from which on a value that two groups share is recomputed. Guessed: with
+less, small values are computed twice for nothing; with more, groups stay joined and cannot be cut."""
 
 _AS_MUCH = 2
-"""How many times as much as its largest group's values a program may hold too much, so that parts may help."""
+"""How many times as much as its largest group's values a program may hold too much, so that parts may help. Guessed: a
+search that is spared; with less, programs that would fit in parts are given up."""
 
 _OF_LIMIT = 1 / 8
 """The share of what a device may hold that the values of a group may take: more parts cost little, and what compilers
-rearrange of them is not known. With as much as was left, an 8B model's step on 32768 tokens per chip of v5e was
-estimated at 13.9 GiB and took 16.9 (libtpu, 2026-11)."""
+rearrange of them is not known. Measured (2026-11, libtpu 0.0.51): with as much as was left, an 8B model's step on 32768
+tokens per chip of v5e was estimated at 13.9 GiB and took 16.9."""
 
 _LEAST = 1 / 64
-"""The share of what a device may hold that they may take at least: in more parts, other values are in the way."""
+"""The share of what a device may hold that they may take at least: in more parts, other values are in the way.
+Guessed: with less, there are loops of many short trips."""
 
 
 def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = ()) -> PartitionReport:

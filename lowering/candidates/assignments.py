@@ -30,7 +30,8 @@ Space = list[list[Axes]]
 """Per factor, the lists considered. An assignment picks one list per factor, with no axis used twice."""
 
 _MAX_ASSIGNMENTS = 2048
-"""Above this many assignments the candidates are pruned to the lists that tensors have in full."""
+"""Above this many assignments the candidates are pruned to the lists that tensors have in full. Guessed, a guard
+against products of many factors: ops with more factors lose candidates that split a tensor's list in two."""
 
 
 def factor_lists(problem: OpProblem) -> Space:

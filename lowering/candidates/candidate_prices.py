@@ -22,7 +22,9 @@ from sdy_jax.representation.sdy_collectives import MOVING
 from sdy_jax.representation.sharding import TensorSharding
 
 _MOST_REPEATED = 1.5
-"""Work is repeated where it is that many times the least: less is padding, or rows that shards compute both."""
+"""Work is repeated where it is that many times the least: less is padding, or rows that shards compute both. Guessed
+between padding (1.02) and the least repetition there is (2): below, padded products are refused; above, an op may run
+on half of the axes."""
 
 
 class BoundedCandidate(NamedTuple):

@@ -6,7 +6,7 @@ needs, what its strategy communicates inside, the reshards of the results to the
 included), and a little for every operation that is not shared out. Partial operands of a linear op may be reduced
 before it or after it: both are priced. An op around which all tensors agree runs as they say: what else its users could
 take is weighed where layouts are chosen for the whole program.
-Source: spec of the partitioner, sections 2.1, 2.2, 2.4 and 2.7.
+See docs/explanation/strategies.md#candidates-for-one-op.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = tuple[float, int, bool, int, tuple[object, ...]]
 """The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
 
 _SLACK = 1 + 1e-9
-"""A tolerance for rounding: a candidate is priced if its cost may equal the best."""
+"""A tolerance for rounding: a candidate is priced if its cost may equal the best. Given: costs are sums of floats."""
 
 Priced = tuple[Key, BoundedCandidate]
 

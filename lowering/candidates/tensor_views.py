@@ -37,7 +37,8 @@ them, a thousandth of the memory of a 16 GiB device; else `_KEPT`.
 Layers of a large stack that is split by layers are gathered one by one and not all before the loop: after an all_to_all
 to another dimension this sends half as much again on two devices, an eighth on eight. It is less than 1, so that layers
 without another dimension to be split along are gathered at once: as partial sums they would send twice as much. Small
-stacks are gathered at once wherever that sends less; where it sends as much nothing is kept."""
+stacks are gathered at once wherever that sends less; where it sends as much nothing is kept. Guessed
+within these bounds."""
 
 _Shares = dict[Numbers, tuple[bool, tuple[int, int]]]
 """A memo for one dimension of a tensor. Key: the list numbers of the dimension's factors. Value: whether the axes

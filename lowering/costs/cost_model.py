@@ -1,6 +1,6 @@
 """What a collective costs: bytes on the wire per device, and time; and what a device's own work does.
 
-With the default model (no latency, bandwidth 1) time equals wire bytes. Source: spec of the planner, section 15.
+With the default model (no latency, bandwidth 1) time equals wire bytes. See docs/explanation/costs.md#bytes-or-seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sdy_jax.lowering.costs.major_parts import cut as cut_at
 from sdy_jax.lowering.costs.major_parts import major_parts, part_name
 from sdy_jax.lowering.costs.per_axis import PerAxis, numbers_of, of_axis
 from sdy_jax.lowering.targets.calibration import Calibration, Sizes, calibrated, default_path
+from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.rates import TABLE, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.registry import family_of_platform, machines
 from sdy_jax.lowering.targets.target import family_of, machine_of
@@ -71,7 +72,7 @@ class CostModel:
     """
 
     latency: PerAxis = 0.0
-    flop: float = 1e-3
+    flop: float = FLOP
     bandwidth: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
     repeat_work: bool = False
     start: PerAxis = 0.0
@@ -273,7 +274,8 @@ class CostModel:
 
 
 _SLOW = 4
-"""How many times as fast the fastest axis has to be: the networks in `MACHINES` take 9 to 29 times as long as links."""
+"""How many times as fast the fastest axis has to be. Published (of machines in `targets/`): networks take 9 to 29 times
+as long as links. Anything between 2 and 9 tells the two apart."""
 
 
 @lru_cache(maxsize=1 << 12)

@@ -24,7 +24,8 @@ from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 LOOP = "stablehlo.while"
 _DEPTH = 6
-"""How many ops back from a layer a partial sum is looked for."""
+"""How many ops back from a layer a partial sum is looked for. Guessed, a guard: a transposition, a conversion and a
+reshape may stand between; what is farther back is reduced before it is stacked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@
 
 The plan says which copy serves a use. A copy starts from the layout in which the value is made, and waits for what the
 op takes that uses it first: else compilers take two gathers of a value for one, or run both at the start.
-Source: spec of the planner, section 9.
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 """
 
 from __future__ import annotations

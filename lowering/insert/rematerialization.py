@@ -17,7 +17,7 @@ other ops read as well, as those of a backward pass read what a normalization is
     %m = mean %y
     %n = subtract %y, %m
     %s = all_slice %n           the same as the difference of slices of %y and %m
-Source: spec of the partitioner, section 2.9.
+See docs/explanation/strategies.md#the-walk.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
 _MAX_PARTS = 16
-"""The longest chain of ops of which a part is computed again."""
+"""The longest chain of ops of which a part is computed again. Guessed, a guard against walking whole programs."""
 
 _SMALL = 8
-"""How much smaller than a value something is that may as well be kept whole."""
+"""How much smaller than a value something is that may as well be kept whole. Guessed: with less, what a part is made of
+takes as much memory as the part saves."""
 
 _CHEAP = frozenset(("stablehlo.gather",))
 """The ops that may run again for a part beside those that may anyway: they read little more than they make."""

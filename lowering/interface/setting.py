@@ -13,7 +13,8 @@ from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules import RuleBook
 
 _USABLE = 0.9
-"""The share of a device's memory that programs are planned for: estimates are no better."""
+"""The share of a device's memory that programs are planned for. Guessed: estimates are no better, and compilers need
+some of it; with all of it, programs that are estimated to fit do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

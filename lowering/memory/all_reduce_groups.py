@@ -18,7 +18,7 @@ from sdy_jax.representation.attributes import reduction_from_attributes
 ALL_REDUCE = "sdy.all_reduce"
 
 _MOST_BYTES, _MOST_OPERANDS = 120 * 2**20, 256
-"""What is one all_reduce at most, by the options of XLA (libtpu 0.0.52, 2026-11)."""
+"""What is one all_reduce at most. Published (the options of XLA in libtpu 0.0.52)."""
 
 
 def run_together(block: Block, bytes_of: Callable[[Value], float]) -> Mapping[Op, Op]:

@@ -29,6 +29,7 @@ For slices of v5e what counts is what the compiler takes where there is no more 
 loosely, and says up to 2.1 times as much. Of 24 training steps, beside temporaries where the device had about what was
 estimated (`xla_tpu_max_hbm_size_mib`): 0.73 to 1.34, one 1.56; 18 within 0.9 to 1.2. Weights that a loop takes rounded,
 and what convolutions rearrange, are missing (an LSTM 0.73, resnet 0.76). Programs themselves take 6 to 8 MiB beside.
+See docs/explanation/memory.md#what-a-device-holds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from sdy_jax.representation.sdy_collectives import BUCKET
 LOOP, BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
 
 STEP = 2.0**-10
-"""Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
+"""Given: less than the time between two ops of the program order, which is 1; what is moved runs this much before or
+after another op. A power of two, so that sums of it are exact."""
 
 
 class ProgramOrder:

@@ -1,6 +1,6 @@
 """The layouts that values may have by what the user stated for them: constraints, data-flow edges, groups.
 
-Source: spec of the planner, section 7.
+See docs/explanation/planner.md#what-you-stated.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An atom is nowhere, splits a factor, or is *carried*: operands that must be so together stay unreduced along it, and so
 do the results. Candidates with equal layouts are one, the cheapest.
-Source: spec of the planner, sections 2 and 3.
+See docs/explanation/planner.md#ways.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from sdy_jax.representation.sdy_collectives import MOVING
 _CARRIED = -1
 _UNUSED = -2
 _MOST_PADDING = 1 / 8
-"""The share of a dimension up to which it may be padded where nobody asked for it."""
+"""The share of a dimension up to which it may be padded where nobody asked for it. Guessed: with more, there are more
+candidates that waste work; with 0, 197 tokens stay whole."""
 
 
 class Candidate(NamedTuple):

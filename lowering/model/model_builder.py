@@ -4,7 +4,7 @@ Every op with a rule is a node with all candidates to run its kind; ops that lea
 are nodes with one candidate. Each data-flow edge is a node that takes its sources and makes its targets in one layout,
 so what a loop carries is chosen with the trip count on its inner side. Values that every device can compute have no
 price.
-Source: spec of the planner, sections 2 to 7.
+See docs/explanation/planner.md#ways.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from sdy_jax.representation.sharding import TensorSharding
 
 _MORE_WORK = 0.02
 """The share of the walk's operations that a program may perform more, where those that are no products cost next to
-nothing: a model of time charges what they read and write."""
+nothing: a model of time charges what they read and write. Guessed, as the 1.02 that `scripts/bench_bytes` allows: with
+more, layer norms and updates are repeated on every device to save few bytes."""
 
 _MOST_USERS, _WIDENING = 16, 4
 """What is recomputed for each user has at most so many, and is that many times as large as what it is made of, or as
-large where that is an argument."""
+large where that is an argument. Guessed, a guard: each user is one more node; what is wider is always worth it, and
+what hardly widens costs its op again."""
 
 
 def planning_problem(

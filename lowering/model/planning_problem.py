@@ -1,6 +1,6 @@
 """A program as the planner sees it: its model, and what of the program the numbers of nodes and values stand for.
 
-Source: spec of the planner, section 1.
+See docs/explanation/planner.md#the-problem.
 """
 
 from __future__ import annotations

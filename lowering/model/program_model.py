@@ -5,7 +5,7 @@ sum of the candidates' own costs and, per value, of the cheapest set of reshards
 is made to all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a price, what
 a reshard made may be given up between two uses and recomputed for the second, from the layout in which the value was
 made.
-Source: spec of the planner, sections 1, 4 and 9.
+See docs/explanation/planner.md#the-problem.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from sdy_jax.lowering.analysis.fusion import fuses
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 
 _WIDENING = 4
-"""How many times as large a value has to be as what it is made of."""
+"""How many times as large a value has to be as what it is made of. Guessed: a mask of positions is thousands of times
+as large; with 1, loops would compute again what they could read as fast."""
 
 
 def sink_into_loops(graph: Graph) -> Graph:

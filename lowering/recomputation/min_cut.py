@@ -17,9 +17,12 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.recomputation.segments import Segment
 
+_LARGEST = 1e300
+"""Given by floats: times what is nothing, it is nothing."""
+
 _INFINITE = 2**29
 _FINITE = 2**28
-"""What all finite capacities together are: flows are 32-bit integers."""
+"""What all finite capacities together are. Given: flows are 32-bit integers, and what is infinite has to be more."""
 
 
 def ops_to_run_again(
@@ -83,7 +86,7 @@ class _Edges:
         finite = np.isfinite(given)
         scale = _FINITE / max(given[finite].sum(), math.ulp(0.0))
         whole = np.full(len(given), _INFINITE, np.int32)
-        whole[finite] = np.ceil(given[finite] * min(scale, 1e300)).astype(np.int32)
+        whole[finite] = np.ceil(given[finite] * min(scale, _LARGEST)).astype(np.int32)
         count = len(self.numbers)
         return csr_array(
             (whole, tuple(np.array(list(self._edges), int).reshape(-1, 2).T)), (count, count), dtype=np.int32

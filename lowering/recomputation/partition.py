@@ -21,16 +21,20 @@ from sdy_jax.lowering.whole_program.memory_search import PRICES
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
 _TRIES = 3
-"""Programs that hold less and less that are planned, at most."""
+"""Programs that hold less and less that are planned, at most. Guessed: each is a plan; the last one saves all that can
+be saved."""
 
 _MORE = 1.2
-"""How much more is saved than the last program held too much: layouts change with what is held."""
+"""How much more is saved than the last program held too much: layouts change with what is held. Guessed: with 1, the
+next try misses the limit by little again; with more, more runs again than need be."""
 
 FEW = 2
-"""Prices of holding that are tried while something can be computed again or in parts, or is not known to fit nearly."""
+"""Prices of holding that are tried while something can be computed again or in parts, or is not known to fit nearly.
+Guessed: each is a solve and a walk of a program that will change anyway."""
 
 _NEAR = 0.6
-"""The share of what it may hold that a program may hold too much, so that it is worth to try all prices."""
+"""The share of what it may hold that a program may hold too much, so that it is worth to try all prices. Guessed: a
+search that is spared where layouts alone will hardly do."""
 
 
 @dataclass(eq=False)

@@ -29,7 +29,8 @@ Lines = Mapping[str, tuple[tuple[int, int], ...]]
 where it goes around."""
 
 _FEW = 8
-"""Chips of which reduce-scatters stay what they are, however they lie (libtpu 0.0.51, v5e:2x4; 2026-11)."""
+"""Chips of which reduce-scatters stay what they are, however they lie. Measured (2026-11, libtpu 0.0.51, v5e:2x4): of
+more, XLA makes all-reduces, which send twice the bytes."""
 
 
 def along_lines(

@@ -16,7 +16,8 @@ from sdy_jax.lowering.strips.relayout import Atoms
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
 
 MAX_PARAMS = 3
-"""Pairs of dimensions that one all_to_all may exchange; more never paid in the sampled reshards."""
+"""Pairs of dimensions that one all_to_all may exchange. Guessed, a guard: more never paid in the reshards that were
+sampled, and each multiplies the moves of a state."""
 
 
 def moves_from(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:

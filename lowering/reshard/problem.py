@@ -3,6 +3,7 @@
 An atom is a piece of a mesh axis that no list of the problem cuts further; two atoms are equal or disjoint. Names
 are left out, so that `x -> y` and `data -> model` are one problem with one remembered answer.
 Example: on x=2, y=2, the reshard `[{x}, {y}] -> [{y, x}, {}]` is `((0,), (1,)) -> ((1, 0), ())` with sizes (2, 2).
+See docs/explanation/reshards.md#a-small-problem-without-names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.verify_collectives import leads_to_blocks
 
 MOST_DEVICES = 256
-"""The largest group whose strips are sent: listing them takes milliseconds, the square of that for twice as many."""
+"""The largest group whose strips are sent. Guessed, a guard: listing them takes milliseconds, the square of that for
+twice as many."""
 
 
 @dataclass(frozen=True)

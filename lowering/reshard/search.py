@@ -6,6 +6,7 @@ cheapest continuation after a permute, which may pick any atoms: names do not ma
 bound of `ReshardProblem.bound` either reaches the target or, from any state, permutes into that table. Where the order
 of the devices changes it has to permute, at a state that is not unreduced: the orders have different groups. Both
 halves drop whatever costs more than a plan already known.
+See docs/explanation/reshards.md#the-search.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ PermuteKey = tuple[tuple[int, ...], int]
 """Shard counts per dimension, and the unreduced set: what a permute keeps."""
 
 BUDGET = 500
-"""States that one half may expand per refinement, 0.15 to 0.3 ms each; the worst reshards tried on a 16x16 mesh took
-2 s in all. On three pairs that use it up, 3,000 found no cheaper plan (2026-11). Past it, the best so far is taken."""
+"""States that one half may expand per refinement. Measured (2026-11): 0.15 to 0.3 ms each; the worst reshards tried on
+a 16x16 mesh took 2 s in all. On three pairs that use it up, 3,000 found no cheaper plan. Past it, the best so far is
+taken."""
 
 _SLACK = 1 + 1e-9
+"""Given: prices are sums of floats, whose rounding is no difference."""
 
 
 @dataclass

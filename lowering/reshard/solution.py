@@ -16,16 +16,22 @@ from sdy_jax.lowering.reshard.search import search
 from sdy_jax.lowering.reshard.states import FREE, MERGEABLE, Price, ReshardStep, State, mask_of, same_cost
 
 MAX_PARTS = 6
-"""With more parts than that the search often gives up: it takes larger ones. Of 315 reshards of an 8B model on 256
-devices, cut in 7 and 8, larger parts changed 49 (0.54 to 1.22 of the price) in half the time, and no plan (2026-11)."""
+"""With more parts than that the search often gives up: it takes larger ones. Measured (2026-11, planning of
+`scripts/bench_models`): of 315 reshards of an 8B model on 256 devices, cut in 7 and 8, larger parts changed 49 (0.54 to
+1.22 of the price) in half the time, and no plan."""
+
+_SLACK = 1 + 1e-9
+"""Given: prices are sums of floats, whose rounding is no difference."""
 
 _FIRST = 2
-"""Cuts of the axes of which one has to lead to something better than the direct plan, or no others are tried: of 241
-reshards of an 8B model on 2 x 16 x 16 none was found later, and these tries took a third of the time (2026-11)."""
+"""Cuts of the axes of which one has to lead to something better than the direct plan, or no others are tried. Measured
+(2026-11, planning of `scripts/bench_models`): of 241 reshards of an 8B model on 2 x 16 x 16 none was found later, and
+these tries took a third of the time."""
 
 _FEW_PARTS = 4
-"""With more parts than that no further cut is tried after one beyond the first that led to nothing: of 76 reshards of
-that model one was then found for 0.997 of the price, in two and a half times as long (2026-11)."""
+"""With more parts than that no further cut is tried after one beyond the first that led to nothing. Measured (2026-11,
+planning of `scripts/bench_models`): of 76 reshards of that model one was then found for 0.997 of the price, in two and
+a half times as long."""
 
 ReshardSolution = tuple[AtomCut, tuple[ReshardStep, ...], Price]
 
@@ -141,7 +147,7 @@ def _merged(problem: ReshardProblem, steps: list[ReshardStep]) -> tuple[tuple[Re
             start, last, paid = kept[-1]
             joined = ReshardStep(step.kind, last.group | step.group, step.state)
             at_once = priced(problem, joined, start)
-            if at_once.time <= (paid.time + price.time) * (1 + 1e-9):
+            if at_once.time <= (paid.time + price.time) * _SLACK:
                 kept[-1] = (start, joined, at_once)
                 before = step.state
                 continue

@@ -72,6 +72,10 @@ def padded_block(shape: Sequence[int], before: Sequence[int], after: Sequence[in
     return tuple([-(-n // have) if want <= have else -(-n // want) * (want // have) for n, have, want in lengths])
 
 
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-12
+"""Given: costs are sums of floats, in bytes or seconds; a picosecond is nothing."""
+
+
 def same_cost(a: float, b: float) -> bool:
     """Equal up to the rounding of sums."""
-    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+    return math.isclose(a, b, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)

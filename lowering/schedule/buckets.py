@@ -11,7 +11,7 @@ element by element, or on few bytes, go with them. What makes values larger is b
 users and runs as late as it may, all else in the order of its operands and as early as it may: so a bucket holds
 neighbours, and adds no more than its own bytes to what is live. Nothing moves across loops, branches, effects and
 collectives that the program holds itself.
-Source: spec of the planner, section 15.
+See docs/explanation/schedule.md#buckets.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED
 
 _SHARE_OF_MEMORY = 1 / 8
-"""The share of what a device holds that a bucket's blocks may have."""
+"""The share of what a device holds that a bucket's blocks may have. Guessed: with more, a bucket becomes what is
+largest in memory; with less, latency is paid more often."""
 
 _BLOCKS = 4
-"""The bytes of the blocks of a bucket of stated size, over what it sends: none has more."""
+"""The bytes of the blocks of a bucket of stated size, over what it sends: none has more. Guessed: gathered blocks are
+larger than what is sent by the group's size, and should not be held all at once."""
 
 _STACKS = 1 / 64
-"""The share of what a device holds by which stacks that nobody asked for may add to it."""
+"""The share of what a device holds by which stacks that nobody asked for may add to it. Guessed: what saves time by
+default must not cost memory that one sees."""
 
 _TRIED = (1, 1 / 4, 1 / 16)
-"""Parts of a bucket's size that are tried until the program keeps within its memory."""
+"""Parts of a bucket's size that are tried until the program keeps within its memory. Guessed: each is one more pass
+over the program; without the last ones nothing is combined where little memory is left."""
 
 
 def combine_collectives(

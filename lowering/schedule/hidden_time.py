@@ -3,6 +3,7 @@
 What is sent waits for its operand alone, and only what reads it waits for it: in between the device computes. In each
 block the links send what has to be there first, one collective at a time, while products run; what is not done when it
 is needed is waited for. A collective of a kind for which a compiler has no start is waited for at once.
+See docs/explanation/schedule.md#what-compilers-hide.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A layer that a loop gathers for each trip, because there is no memory for all of them, makes the trip wait where nothing
 comes before its first use. Where the cost model knows time, such a gather runs while the trip before computes, if a
 device may hold one more layer.
-Source: spec of the planner, section 15.
+See docs/explanation/schedule.md#prefetching.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import PREFETCHED
 
 _FEWEST = 3
-"""Trips from which on a loop is worth it: its body is compiled twice."""
+"""Trips from which on a loop is worth it. Guessed: its body is compiled twice, and of two trips only one is hidden."""
 
 
 def prefetch(

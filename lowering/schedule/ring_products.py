@@ -8,7 +8,7 @@ long as the slower of both instead of their sum. That is done where it takes les
 know time. What is gathered of arguments waits for no product, no product waits for gradients that are scattered, and
 both are left to the compiler's scheduler. Layouts are chosen before and do not depend on it: else all that is hidden
 would be free.
-Source: spec of the planner, section 15.
+See docs/explanation/schedule.md#rings.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from sdy_jax.representation.sdy_collectives import RING, collective_from_attribu
 from sdy_jax.representation.sharding import TensorSharding
 
 _LARGEST = 32
-"""Devices up to which a ring is made: each is a product of its own in the program."""
+"""Devices up to which a ring is made. Guessed, a guard: each is a product of its own in the program, which takes that
+much longer to compile."""
 
 _LEAST_SAVING = 0.1
-"""The share of the collective's time that a ring has to save: the estimate is no better than that."""
+"""The share of the collective's time that a ring has to save. Guessed: the estimate is no better than that; with none,
+rings are made whose gain is noise, and each is more ops to compile."""
 
 _DOT = "stablehlo.dot_general"
 

@@ -3,7 +3,7 @@
 A *cluster* is nodes that run otherwise than in the proposal and are connected by values that now go from one to the
 other for free: one reason serves all of them. Its worth is what the program costs more if the cluster is as proposed
 and its surroundings make the best of that.
-Source: spec of the planner, section 14.
+See docs/explanation/planner.md#questions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sdy_jax.lowering.solve.certificate import changed
 from sdy_jax.lowering.solve.moves import Move
 
 NEAR = 300
-"""Nodes around a cluster, or a freed node, that may change with it: some five layers of a transformer."""
+"""Nodes around a cluster, or a freed node, that may change with it: some five layers of a transformer. Guessed: with
+fewer, a question is told a price that is too high, as the surroundings cannot make the best of the change."""
 
 
 class Term(NamedTuple):

@@ -4,7 +4,7 @@ All candidates are left to all nodes, and the solver chooses for all at once. Wh
 much less, *moves* from the same start are tried, too: each leaves every node a few of its candidates, those that differ
 in one atom only, or those that keep all atoms together. All candidates once more after them found nothing in seven of
 seven solves of an LSTM's step on 2 x 4 (2026-11). In the end each node is tried alone on the true cost.
-Source: spec of the planner, sections 4 and 12.
+See docs/explanation/planner.md#moves.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from sdy_jax.lowering.solve.restriction import RestrictedProgram, Solved
 from sdy_jax.representation.mesh import AxisRef
 
 _MOST_MOVES = 12
-"""Moves that are tried."""
+"""Moves that are tried. Guessed, a guard: two axes have three moves, and it ends once all of them fail in a row."""
 
 _MOST_AT_ONCE = 600
-"""Candidates of a node up to which all candidates are left to all nodes: those of three axes, but not of four."""
+"""Candidates of a node up to which all candidates are left to all nodes: those of three axes, but not of four. Guessed,
+a guard of planning time and memory: tables have the square of that."""
 
 
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:

@@ -3,7 +3,7 @@
 What a value costs depends on the layouts in which it is taken, not on how many users take it in each. So these are
 counted, and a candidate is priced by the layouts that are left without its node: a scalar that all layers take has
 thousands of users.
-Source: spec of the planner, section 12.
+See docs/explanation/planner.md#moves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.moves import Move
 
 _ROUNDS = 10
-"""Rounds of local improvement."""
+"""Rounds of local improvement. Guessed, a guard: it ends as soon as a round changes nothing."""
 
 LEAST = 1e-9
-"""The share of the program's cost below which nothing is changed."""
+"""The share of the program's cost below which nothing is changed. Given: the rounding of sums, so that ties keep the
+proposal."""
 
 
 def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> Chosen:

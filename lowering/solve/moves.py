@@ -1,6 +1,6 @@
 """Moves: the candidates that each node may take instead of the one it has, if not all of them.
 
-Source: spec of the planner, section 4.
+See docs/explanation/planner.md#moves.
 """
 
 from __future__ import annotations

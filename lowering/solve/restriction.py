@@ -5,7 +5,7 @@ once, though the solver knows pairs only. Holding a value is charged to its shar
 none. Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has
 a shared layout of its own, which takes the value from the shared layout before, held in between, or anew from where it
 is made.
-Source: spec of the planner, sections 4, 9 and 12.
+See docs/explanation/planner.md#homes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from sdy_jax.lowering.solve.solver import Ports, Problem, solve
 Costs = NDArray[np.float64]
 
 _LITTLE = 1e-3
-"""The share of a choice's cost below which it does not matter what other choices may save. Moves from a choice that was
-so close took a sixth of the planning of an LSTM's step on 2 x 4, and found nothing (2026-11)."""
+"""The share of a choice's cost below which it does not matter what other choices may save. Measured (2026-11,
+`scripts/bench_bytes --only lstm`): moves from a choice that was so close took a sixth of the planning of an LSTM's step
+on 2 x 4, and found nothing."""
 
 _MOST_PHASES = 3
-"""Phases of a value's uses: forward, backward, update."""
+"""Phases of a value's uses: forward, backward, update. Guessed: each is one more node per value; with 2, weights that
+are gathered for the backward pass are held until the update."""
 
 
 class _SharedLayout(NamedTuple):

@@ -21,10 +21,11 @@ from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.op_rules.slicing import CONSTANT_OPS
 
 _MAX_PIECES = 64
-"""Per dimension. A bound on the time of planning: longer ones are rather tables than shifts."""
+"""Per dimension. Guessed, a bound on the time of planning: longer ones are rather tables than shifts."""
 
 _MAX_SINGLE = 16
-"""The most elements of which each is a piece of its own, where they are reversed or repeated: the margins of a pad."""
+"""The most elements of which each is a piece of its own, where they are reversed or repeated: the margins of a pad.
+Guessed: with more, whole dimensions are sent element by element; with fewer, wide margins gather what they mirror."""
 
 _BROADCAST, _RESHAPE = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
 

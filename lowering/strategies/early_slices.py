@@ -17,6 +17,8 @@ from sdy_jax.op_rules.predicates import is_elementwise
 _SLICE, _PAD, _BROADCAST = "stablehlo.slice", "stablehlo.pad", "stablehlo.broadcast_in_dim"
 _PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
 _DEPTH = 16
+"""How many element-wise ops deep pads are looked for. Guessed, a guard: gradients of stencils are chains of additions,
+one per point."""
 
 
 def slice_early(graph: Graph) -> Graph:

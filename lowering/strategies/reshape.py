@@ -41,8 +41,8 @@ from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 runs_part_by_part("stablehlo.reshape")
 
 _MOST_STRIPS = 16
-"""The longest list of ranges that a shard may hold, or want: of more, an all_to_all to another dimension sends as much
-in one step."""
+"""The longest list of ranges that a shard may hold, or want. Guessed: of more, an all_to_all to another dimension sends
+as much in one step."""
 
 
 class _Group(NamedTuple):

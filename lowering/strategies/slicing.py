@@ -42,7 +42,7 @@ PlanOf = Callable[[int, int], StripPlan]
 
 
 _MAX_ORDERED = 3
-"""The most split dimensions of which all orders are compared."""
+"""The most split dimensions of which all orders are compared. Guessed, a guard: orders are the factorial of that."""
 
 
 def by_strips(op: Op, rule: OpShardingRule, dims: Sequence[int], plan_of: PlanOf) -> Strategy:

@@ -123,11 +123,12 @@ def is_relaid(size: int, sizes: Sequence[int], have: Atoms, want: Atoms) -> bool
 
 
 _LISTED = 16
-"""Devices up to which strips are listed for their price. Among more it is read off the pattern of blocks: to list those
-of 256 devices takes milliseconds, and a search prices hundreds (2026-11)."""
+"""Devices up to which strips are listed for their price. Among more it is read off the pattern of blocks. Measured
+(2026-11): to list those of 256 devices takes milliseconds, and a search prices hundreds."""
 
 _APART = 1.4
-"""What rounds send beside the strips of the busiest device, where blocks end at different places."""
+"""What rounds send beside the strips of the busiest device, where blocks end at different places. Guessed: with less,
+strips are taken where a gather is cheaper."""
 
 
 @lru_cache(maxsize=1 << 16)

@@ -13,7 +13,8 @@ from sdy_jax.lowering.strips.strip_plan import Move, Strips, block_length
 
 _PARTS = (2, 3, 4)
 _ROUND = 0.05
-"""What a further round must save at least, as a fraction of the bytes. A guess: a message costs its start, too."""
+"""What a further round must save at least, as a fraction of the bytes, and the `_PARTS` of a strip that are tried.
+Guessed: a message costs its start, too; with 0, strips are sent in many small rounds."""
 
 
 def rounds_of(moves: Sequence[Move]) -> list[list[Move]]:

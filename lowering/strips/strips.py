@@ -24,6 +24,7 @@ element of shard 0, the padding of sources) is never read; there the result keep
 
 `relayout.py` has the wants of reshards, `strips/wants.py` those of ops; `emission/redistribute.py` runs plans on
 arrays.
+See docs/explanation/reshards.md#strips.
 """
 
 from __future__ import annotations

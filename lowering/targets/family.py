@@ -11,7 +11,12 @@ from sdy_jax.lowering.targets.machine import Machine
 from sdy_jax.lowering.targets.tiles import Copies, Tiles
 from sdy_jax.runtime.forms import Forms
 
+FLOP = 1e-3
+"""The bytes that are worth to be sent to save an operation, where costs are bytes. Published (of accelerators: 400
+TFLOP/s beside 450 GB/s): with more, bytes are sent to save work; with none, equal bytes would repeat it."""
+
 _FLOAT32 = 4
+"""Given: bytes of an element."""
 
 
 def _no_copies(memory: float, launch: float) -> Copies:
@@ -64,8 +69,7 @@ class Family:
         compiler: what their compiler does.
         arrays: how arrays lie in their memory.
         forms: in which forms their compiler takes collectives best.
-        flop: the bytes that are worth to be sent to save an operation, where costs are bytes; that of accelerators is
-            400 TFLOP/s beside 450 GB/s.
+        flop: the bytes that are worth to be sent to save an operation, where costs are bytes.
     """
 
     name: str
@@ -73,4 +77,4 @@ class Family:
     compiler: Compiler = field(default_factory=Compiler)
     arrays: Arrays = Arrays()
     forms: Forms = field(default_factory=Forms)
-    flop: float = 1e-3
+    flop: float = FLOP

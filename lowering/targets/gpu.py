@@ -9,7 +9,17 @@ from sdy_jax.lowering.targets.tiles import Copies
 from sdy_jax.representation.sdy_collectives import KINDS
 
 ALLOCATED = 0.75
-"""The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise."""
+"""The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise. Published (JAX, "GPU
+memory allocation")."""
+
+_LAUNCH = 2.5e-6
+"""Seconds of a kernel beside its work. Guessed, an order of magnitude: with less, plans take more and smaller ops."""
+
+_HOP, _START = 0.6e-6, 7e-6
+"""Seconds per hop, and before a collective sends anything. Published (NCCL's tuning of rings over NVLink)."""
+
+_NETWORK = 5e-6
+"""Seconds per hop over the network. Guessed, an order of magnitude: it decides from which size on bytes count there."""
 
 _COMBINED = frozenset(("all_gather", "all_reduce", "reduce_scatter"))
 
@@ -23,8 +33,8 @@ def _machine(flops: float, memory: float, gib: float, bandwidth: float, network:
     """NVLink within one server, one direction; the network of NVIDIA's own servers, one port per device."""
     return Machine(
         rf".*\b{kind}\b.*",
-        Chip(flops, memory, gib * GIB, launch=2.5e-6, product_launch=2.5e-6, allocated=ALLOCATED),
-        Links(bandwidth, latency=0.6e-6, start=7e-6, network=Network(network, latency=5e-6)),
+        Chip(flops, memory, gib * GIB, launch=_LAUNCH, product_launch=_LAUNCH, allocated=ALLOCATED),
+        Links(bandwidth, latency=_HOP, start=_START, network=Network(network, latency=_NETWORK)),
     )
 
 
@@ -43,10 +53,9 @@ GPU = Family(
     ),
     Arrays(copies=_copies),
 )
-"""Published peaks, rounded; for anything finer measure, or give `CostModel` your own.
+"""Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 
 Sources: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and
 of DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for
-each). Memory is the data sheets', whose GB are GiB by what the driver reports. Latencies are orders of magnitude: those
-with which NCCL tunes rings over NVLink, 7 microseconds and 0.6 per hop; of networks 5.
+each). Memory is the data sheets', whose GB are GiB by what the driver reports.
 """

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 GIB = 2.0**30
+"""Given: bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The target of a plan: the devices for which a program is planned, the one answer to all that depends on them."""
+"""The target of a plan: the devices for which a program is planned, the one answer to all that depends on them.
+
+See docs/explanation/costs.md#targets.
+"""
 
 from __future__ import annotations
 

@@ -22,24 +22,37 @@ _STARTED = frozenset(("all_gather", "collective_permute"))
 """What XLA starts before other work (libtpu 0.0.51)."""
 
 _BFLOAT16 = 2
-"""Bytes to which products of open precision round an element of float32."""
+"""Given: bytes to which products of open precision round an element of float32."""
+
+
+_LAUNCH, _PRODUCT, _START = 1.2e-6, 4e-6, 5e-6
+"""Seconds of an op that does next to nothing, of a small product, and of what stands around a collective. Measured
+(2026-11, by what the compiler for v5e states, `scripts/bench_model`)."""
+
+_HOP = 1e-6
+"""Seconds per hop. Published ("How to Scale Your Model")."""
+
+_NETWORK = 10e-6
+"""Seconds per hop over the network. Guessed, an order of magnitude: it decides from which size on bytes count there."""
+
+_EXCHANGED, _ROWS, _NARROW, _FOLDED = 2, 6, 10, 40
+"""Bytes of memory per byte sent, in the order of `Copies`. Measured (2026-11, libtpu 0.0.52) by what the compiler for
+v5e states of single collectives of 4 KiB to 7 MiB over 2, 4 and 8 chips: gathers and scatters 0, all_to_alls 0 to 3.5,
+but those that join the rows of a matrix 9. Of narrow blocks scatters and collectives of matrices 4 to 8, beside 1.2 to
+1.8 microseconds (all_to_alls 1.3 to 5); gathers of more dimensions and all_to_alls of three 6 to 12 beside 3 to 7
+microseconds, all_to_alls of four 25 to 63."""
 
 
 def _copies(memory: float, launch: float) -> Copies:
-    """By what the compiler for v5e states of single collectives of 4 KiB to 7 MiB over 2, 4 and 8 chips (libtpu 0.0.52,
-    2026-11), in bytes of memory per byte sent: gathers and scatters 0, all_to_alls 0 to 3.5, but those that join the
-    rows of a matrix 9. Of narrow blocks scatters and collectives of matrices 4 to 8, beside 1.2 to 1.8 microseconds
-    (all_to_alls 1.3 to 5); gathers of more dimensions and all_to_alls of three 6 to 12 beside 3 to 7 microseconds,
-    all_to_alls of four 25 to 63."""
-    return Copies(0.0, 2 * memory, LANES, 6 * memory, 10 * memory, 40 * memory, launch)
+    return Copies(0.0, _EXCHANGED * memory, LANES, _ROWS * memory, _NARROW * memory, _FOLDED * memory, launch)
 
 
 def _machine(flops: float, memory: float, gib: float, bandwidth: float, network: float, kind: str) -> Machine:
     """A mesh axis is a ring of the torus, with two links of a chip."""
     return Machine(
         kind,
-        Chip(flops, memory, gib * GIB, launch=1.2e-6, product_launch=4e-6),
-        Links(bandwidth, 1e-6, 5e-6, Network(network, latency=10e-6), is_torus=True, joins_hosts=True),
+        Chip(flops, memory, gib * GIB, _LAUNCH, _PRODUCT),
+        Links(bandwidth, _HOP, _START, Network(network, latency=_NETWORK), is_torus=True, joins_hosts=True),
     )
 
 
@@ -61,13 +74,11 @@ TPU = Family(
     Arrays(Tiles(), _BFLOAT16, _copies),
     Forms(in_lanes=True),
 )
-"""Published peaks, rounded; for anything finer measure, or give `CostModel` your own.
+"""Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 
 Sources: "How to Scale Your Model" (jax-ml.github.io/scaling-book, chapter "How to Think About TPUs": operations,
 memory, links and network per chip, 1 microsecond per hop); of TPU7x, and as a check of the others, Google Cloud's pages
 on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both directions per chip of two devices).
 Memory is what the compiler says is there when a program is too large (libtpu 0.0.52; of v4 that of both cores, which
-are one device). Latencies are those that the compiler for v5e states: 1.2 microseconds for an op that does next to
-nothing, about 4 for a small product, about 5 for what it puts around a collective (`scripts/bench_model`, 2026-11); of
-networks an order of magnitude, 10.
+are one device).
 """

@@ -1,6 +1,6 @@
 """The copies of a planned program's values that could be freed between their uses and recomputed.
 
-Source: spec of the planner, section 9.
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The search for the layouts of a program: copies of it are partitioned, the first as it is proposed, others by plans.
 
-Source: spec of the planner, sections 9, 12 and 13.
+See docs/explanation/planner.md#from-choice-to-program.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef
 
 _LEAST_GAIN = 0.005
-"""The share of what the proposal sends that a plan has to save in all: a reader looks for few differences, each with
-its reason."""
+"""The share of what the proposal sends that a plan has to save in all. Guessed: a reader looks for few differences,
+each with its reason; with less, plans differ from what propagation said for nothing that a clock shows."""
 
 _TOLERATED = 0.01
-"""The share of what the proposal holds that a plan may hold more, on devices whose memory is not known: the estimate is
-no better than that."""
+"""The share of what the proposal holds that a plan may hold more, on devices whose memory is not known. Guessed: the
+estimate is no better than that; with none, plans that save much are refused for some kilobytes."""
 
 _HOLDING = 0.04
-"""The share of a program's cost that it is worth to hold nothing instead of all that a device has. Weights of an 8B
-model that are gathered once before a loop of 32 layers, instead of in each trip, save a hundredth of the time on 256
-chips of v5e, and hold twice of what such a chip has (2026-11)."""
+"""The share of a program's cost that it is worth to hold nothing instead of all that a device has. Measured (2026-11,
+`scripts/bench_models`, 8B model, 256 chips of v5e): weights that are gathered once before a loop of 32 layers, instead
+of in each trip, save a hundredth of the time, and hold twice of what such a chip has. With less, they are gathered
+before it."""
 
 
 class LayoutSearch:

@@ -14,6 +14,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
 
 _LISTED = 5
+"""Values that an error lists. Chosen: for a reader."""
 
 
 def too_large(peak: Peak, limit: float) -> MemoryLimitError:

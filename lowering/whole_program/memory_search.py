@@ -3,7 +3,7 @@
 First what costs least is tried. Where that holds too much, copies of values in other layouts are freed between
 their uses and recomputed: those that cost least for what they free at the moments at which too much is live. In the end
 holding a byte gets a price at these moments, which rises until the choice for the whole program fits.
-Source: spec of the planner, section 9.
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 """
 
 from __future__ import annotations
@@ -25,49 +25,61 @@ from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.use_times import place_uses
 
 PRICES = 8
-"""Prices of holding that are tried."""
+"""Prices of holding that are tried. Guessed, a guard of planning time: each is a solve and a trial; with fewer, the
+search ends above a limit that some price would meet."""
 
 _STEEPER = 16.0
-"""By how much the price of holding rises while it changes nothing. Of an 8B model on 256 chips all layers are gathered
-in the loops at 256 times the first price; of prices that rise by four the last ones were never tried (2026-11)."""
+"""By how much the price of holding rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of an 8B
+model on 256 chips all layers are gathered in the loops at 256 times the first price; of prices that rise by four the
+last ones were never tried."""
 
 _STEEP = 4.0
-"""By how much it rises where it does. The same model's layers, unrolled, held 14.8 GiB of 14.2 at 16 times the first
-price and 9.3 at 64 times; at 256 times whole activations were gathered at moments that nobody had priced (2026-11)."""
+"""By how much it rises where it does. Measured (2026-11, `scripts/bench_models`): the same model's layers, unrolled,
+held 14.8 GiB of 14.2 at 16 times the first price and 9.3 at 64 times; at 256 times whole activations were gathered at
+moments that nobody had priced."""
 
 _CLOSER = 2
-"""Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
+"""Prices that are tried between the lowest at which the program fits and the highest at which it does not. Guessed:
+each is a solve and a trial; with none, a plan may hold much less than it may, and send more for it."""
 
 _IDLE = 3
-"""Prices that are tried in a row though nothing holds less than before."""
+"""Prices that are tried in a row though nothing holds less than before. Guessed: with 1, the search gives up before the
+steep prices; with more, it takes longer to say that nothing fits."""
 
 _LITTLE = 0.1
 """The share of what the best choice's collectives cost that a program that fits may cost more, before others are tried.
-"""
+Guessed: with 0, each program that frees copies is searched at all prices; with much, dear plans stay."""
 
 _FULL = 0.25
-"""The share of a device's memory from which on it matters how much of it a program holds that fits."""
+"""The share of a device's memory from which on it matters how much of it a program holds that fits. Guessed: with less,
+small programs are searched as if memory were short, which takes some solves each."""
 
 _SAVING = (1.0, 1.0, 8.0, 64.0)
 """Choices that are made, where it does: at the price that holding always has, and at higher ones, as a compiler may
-hide what is sent instead. An 8B model on 64 H100s that gathers weights in each trip, not before the loop, takes 0.92 of
-the time by the model, which then counts what is hidden, and holds 8.3 GiB instead of 28.5 (2026-11)."""
+hide what is sent instead. Measured (2026-11, `scripts/bench_models`): an 8B model on 64 H100s that gathers weights in
+each trip, not before the loop, takes 0.92 of the time by the model, which then counts what is hidden, and holds 8.3 GiB
+instead of 28.5."""
 
 _CHEAPER = 4.0
-"""By how much the price of work falls from try to try, where its savings are paid for with bytes."""
+"""By how much the price of work falls from try to try, where its savings are paid for with bytes. Guessed, as
+`_DEARER`."""
 
 _CHEAPENED = 3
-"""Prices of work that are tried there."""
+"""Prices of work that are tried there. Guessed: each is a solve and a trial; with none, plans by time may send more
+bytes than op by op."""
 
 _FREED = 2
-"""How often more copies are freed, where what was freed before was not enough."""
+"""How often more copies are freed, where what was freed before was not enough. Guessed: freeing one copy moves the peak
+to another moment; with more, solves at a price of holding would do better."""
 
 _NEARLY = 0.5
-"""The share of what may be held beside arguments and results from which on holding has a price."""
+"""The share of what may be held beside arguments and results from which on holding has a price. Guessed: with 1,
+moments that are nearly full are filled by what is freed at the worst one; with 0, all is paid for that never was in the
+candidate."""
 
 _EVERYWHERE = 0.5
-"""The share of the price at the worst moment that holding has at all others. Without it whole activations of a 70B
-model were gathered at moments that nobody had priced (2026-11)."""
+"""The share of the price at the worst moment that holding has at all others. Measured (2026-11, `scripts/bench_models`,
+70B model): without it whole activations were gathered at moments that nobody had priced."""
 
 
 FollowPlan = Callable[[LayoutPlan], PartitionedProgram]

@@ -4,7 +4,7 @@ A copy is partitioned first, op by op, around the shardings that propagation gav
 program are planned, and a second copy follows the plan. Where that program holds more than it may, others are tried
 that hold less (`memory_search.py`). Of all programs that fit the cheapest one stays. A program that sends nothing as it
 is proposed stays so: no plan could send less, and what every device computes was asked for. So does one on many axes.
-Source: spec of the planner, sections 9, 12 and 13.
+See docs/explanation/planner.md#from-choice-to-program.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
 _HIDDEN = 0.6
 """What the time of collectives counts that run beside other work: they take a part of the memory's rate and of the
 units, others may be on the links, and a compiler may not hide what the model says it does. Where nothing is held for
-it, twice the bytes have to save a good deal: BERT on 8 H100s sends 1.1 GiB in 42 ms by the model, or 2.25 in 38
-(2026-11)."""
+it, twice the bytes have to save a good deal. Measured (2026-11, `scripts/bench_models`): BERT on 8 H100s sends 1.1 GiB
+in 42 ms by the model, or 2.25 in 38; with less, it sends the latter."""
 
 _SAME = 1 + 1e-9
+"""Given: times and bytes are sums of floats, whose rounding is no difference."""
 
 PerOp = NDArray[np.float64]
 """A number per op of the program before it is partitioned."""

@@ -1,6 +1,6 @@
 """From a choice in the planner's model to the plan that the next walk follows.
 
-Source: spec of the planner, section 13.
+See docs/explanation/planner.md#from-choice-to-program.
 """
 
 from __future__ import annotations

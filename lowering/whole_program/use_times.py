@@ -1,6 +1,6 @@
 """When values are needed: from which node of the model to which, so that holding them can have a price.
 
-Source: spec of the planner, section 9.
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 """
 
 from __future__ import annotations

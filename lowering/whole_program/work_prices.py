@@ -7,25 +7,24 @@ import math
 from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.solve.choices import Choices
 
-_LEAST_SAVING = 1e-5
-"""The share of the program's cost that a reshard has to save to be worth its collective."""
-
 _WORTH = 1 / 16
 """The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
-latency that a model of bytes does not know. Without it a transformer's step with replicated weights on 2 x 4 has 94
-collectives, with it 77 for 0.6 percent more cost. Half as much would have the data-parallel step of twelve flax layers
-compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent less (2026-11)."""
+latency that a model of bytes does not know. Measured (2026-11, `scripts/bench_bytes`): without it a transformer's step
+with replicated weights on 2 x 4 has 94 collectives, with it 77 for 0.6 percent more cost. Half as much would have the
+data-parallel step of twelve flax layers compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent
+less."""
 
 _LATENCIES = 0.25
-"""The latencies that it has to save at most, where the model knows them. The proposal for an 8B model on 256 chips
-moves whole activations, 0.1 s each on average; a sixteenth of that for each gather of a layer had stacks gathered
-before the loops, which held twice of what a chip has (2026-11)."""
+"""The latencies that it has to save at most, where the model knows them. Measured (2026-11, `scripts/bench_models`):
+the proposal for an 8B model on 256 chips moves whole activations, 0.1 s each on average; a sixteenth of that for each
+gather of a layer had stacks gathered before the loops, which held twice of what a chip has."""
 
 _TRIES = 8
-"""Prices of work that are tried."""
+"""Prices of work that are tried. Guessed, a guard: the price is 4^8 times the first by then, and all work counts."""
 
 _DEARER = 4.0
-"""By how much the price of work rises from try to try."""
+"""By how much the price of work rises from try to try. Guessed: with less, more tries; with more, bytes are paid for
+work that a lower price would have saved as well."""
 
 
 def best_choice(choices: Choices, latency: float = 0.0) -> Chosen:
@@ -33,7 +32,7 @@ def best_choice(choices: Choices, latency: float = 0.0) -> Chosen:
     work that rises where the best one does. `latency`: that of a collective; 0 where that is not known."""
     program = choices.program
     model, start = program.model, program.start
-    worth = max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start))
+    worth = _WORTH * model.mean_reshard(start)
     model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
     for number in range(1, _TRIES + 1):
         found = choices.improved(start)

@@ -53,7 +53,8 @@ from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import check_devices, splits_by_parts
 
 _REPORTED = 4
-"""How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves."""
+"""How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves. Chosen:
+for a reader."""
 _MISS = """TRACING CACHE MISS at %s:
   for %s partitioned at %s
   all previously seen cache keys differ. For the closest previous key:

@@ -18,7 +18,8 @@ _ONE_ARRAY, _ARCHIVE = b"\x93NUMPY", b"PK"
 """What numpy's files of one array begin with, and those of several."""
 
 _INTEGERS = 10
-"""Made-up integers are smaller than this: they may be indices."""
+"""Made-up integers are smaller than this: they may be indices. Chosen: small enough for most tables, and not all
+alike."""
 
 
 def read_inputs(file: str, paths: Sequence[str], infos: Sequence[Any]) -> list[Any]:

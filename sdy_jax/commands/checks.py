@@ -21,6 +21,16 @@ from sdy_jax.calls.partition import partition
 from sdy_jax.commands import devices
 from sdy_jax.loading.load import load
 
+_TINY = 2.0**-1000
+"""Given: what float32 has no number for."""
+
+_SIZES = (64, 96), (96, 192), (192, 96)
+"""Chosen: a network whose layers a few devices divide."""
+
+_ROUNDING = 1e-5
+"""Guessed, some hundred roundings of float32: with less, a right network may fail where its order of summation
+differs."""
+
 DoctorCheck = Callable[[argparse.Namespace], tuple[bool, str]]
 
 _MODULE = """\
@@ -54,8 +64,8 @@ def _devices(options: argparse.Namespace) -> tuple[bool, str]:
 
 def _wide_types(_: argparse.Namespace) -> tuple[bool, str]:
     with jax.enable_x64(True):
-        value = float(jax.jit(lambda x: x * 2)(np.float64(2.0**-1000)))
-    if value != 2.0**-999:
+        value = float(jax.jit(lambda x: x * 2)(np.float64(_TINY)))
+    if value != 2 * _TINY:
         raise ValueError(f"2 * 2**-1000 is {value}")
     return True, "float64 and int64 are computed as such"
 
@@ -99,7 +109,7 @@ def _end_to_end(options: argparse.Namespace) -> tuple[bool, str]:
     shape = (2, len(found) // 2) if len(found) % 2 == 0 else (1, len(found))
     mesh = jax.sharding.Mesh(np.array(found).reshape(shape), ("data", "model"))
     rng = np.random.default_rng(0)
-    x, up, down = (rng.standard_normal(shape, dtype=np.float32) for shape in ((64, 96), (96, 192), (192, 96)))
+    x, up, down = (rng.standard_normal(shape, dtype=np.float32) for shape in _SIZES)
 
     def network(x: Any, up: Any, down: Any) -> Any:
         return jnp.tanh(x @ up) @ down
@@ -108,7 +118,7 @@ def _end_to_end(options: argparse.Namespace) -> tuple[bool, str]:
     wanted = np.tanh(x.astype(np.float64) @ up) @ down
     ratio = float(np.abs(np.asarray(ours(x, up, down)) - wanted).max() / np.abs(wanted).max())
     plain = float(np.abs(np.asarray(jax.jit(network)(x, up, down)) - wanted).max() / np.abs(wanted).max())
-    if ratio > 4 * plain + 1e-5:
+    if ratio > 4 * plain + _ROUNDING:
         raise ValueError(f"a network on {shape} devices is off by {ratio:.1e}, the plain one by {plain:.1e}")
     count = len(ours.plan(x, up, down).collectives)
     return True, f"a network on {shape} devices, collectives: {count}; off by {ratio:.1e}, the plain one by {plain:.1e}"

@@ -16,6 +16,9 @@ from sdy_jax.commands import UsageError, terminal
 from sdy_jax.commands.bug_report import described_bug
 from sdy_jax.errors import SdyError
 
+_INTERRUPTED = 130
+"""Given by shells: 128 and the number of the signal."""
+
 _MAIN = """\
 Shardy's tensor partitioning in Python, on JAX.
 
@@ -117,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             terminal.print_error(SdyError(f"<stdout>: error: {error.strerror or error}"))
         return 1
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
     except Exception as error:
         terminal.print_error(SdyError(described_bug(error)))
         return 1

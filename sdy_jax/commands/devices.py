@@ -17,7 +17,7 @@ _FLAG = "xla_force_host_platform_device_count"
 
 _FEW = 64
 """So many virtual devices are made for a function that may make arrays or meshes when its module is imported, although
-it is only planned. They take 0.1 s; 65,536 would take minutes (2026-11)."""
+it is only planned. Measured (2026-11): they take 0.1 s; 65,536 would take minutes."""
 
 
 def request_for_plan(count: int) -> None:

@@ -11,7 +11,8 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.recording.collectives import recorded_collectives
 
 _MOST_TO_FIX = 200
-"""Collectives up to which fix-its are looked for before an error is raised: each is another plan."""
+"""Collectives up to which fix-its are looked for before an error is raised. Guessed: each is another plan, and an error
+should not come minutes late."""
 
 
 def check(plan: Plan, budget: Budget | None, strict: Sequence[str]) -> None:

@@ -24,6 +24,9 @@ from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.text.modules import SourceError
 from sdy_jax.verification import verify_module
 
+_LOOKED_AT = 1000
+"""Characters of a text that are looked at for NUL. Guessed: a binary file has one early."""
+
 
 class ArtifactKind(Enum):
     """The kinds of files that programs come in, as messages call them."""
@@ -53,9 +56,10 @@ _OTHERS = (
 
 _SUPPORTED = ", ".join(kind.value for kind in ArtifactKind)
 
-# A flatbuffer begins with the offset of its root table. That of jax.export has its version as the first field; versions
-# from 2 to 12 are in use with jax 0.10 to 0.12.
 _VERSIONS = range(1, 64)
+"""A flatbuffer begins with the offset of its root table. That of jax.export has its version as the first field.
+Published (jax.export: versions from 2 to 12 are in use with jax 0.10 to 0.12); the end is far off, and a text is none
+of these."""
 
 
 def contents(source: str | os.PathLike[str] | bytes) -> tuple[bytes, str]:
@@ -104,7 +108,7 @@ def recognise(data: bytes, file: str) -> ArtifactKind:
     except UnicodeDecodeError as error:
         found = f"byte {data[error.start]:#04x} at offset {error.start} is no UTF-8 text"
         raise SourceError(f"unknown kind of file: {found}; expected {_SUPPORTED}", file) from None
-    if "\0" in text[:1000]:
+    if "\0" in text[:_LOOKED_AT]:
         raise SourceError(f"unknown kind of file, with NUL characters; expected {_SUPPORTED}", file)
     return ArtifactKind.TEXT
 

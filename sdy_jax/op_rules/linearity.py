@@ -4,7 +4,7 @@ If f is linear, the sum of f over partial sums is f of their sum: a product's pa
 scaled and added to others first, and reduced once, where it is cheapest. What only moves elements around lets unreduced
 values of every kind pass. Each op's family says so beside its rule or strategy; conversions do not, because they would
 round each partial sum instead of the total.
-Source: spec of the partitioner, section 2.7.
+See docs/explanation/strategies.md#partial-sums.
 """
 
 from __future__ import annotations

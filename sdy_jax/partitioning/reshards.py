@@ -22,6 +22,9 @@ from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, REDUCING_OPS, UNREDUCING_OPS, SdyCollective
 
+_ROUNDING = 1e-6
+"""Bytes that are no difference. Given: they are sums of floats."""
+
 _POLICY = Policy()
 _WRITTEN = "sdy_jax.written"
 """What marks the program's own collectives while it is partitioned."""
@@ -124,7 +127,7 @@ def optimize_collectives(module: ir.Operation) -> None:
     for chain in chains(module, _is_collective, _is_collective):
         plan, now = chain.plan(), chain.wire_bytes()
         saved = now - plan.wire_bytes
-        if saved > 1e-6 or (saved > -1e-6 and len(plan.steps) < len(chain.ops)):
+        if saved > _ROUNDING or (saved > -_ROUNDING and len(plan.steps) < len(chain.ops)):
             chain.replace_with(plan)
 
 

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from sdy_jax.errors import ParseError
 from sdy_jax.representation.brackets import closing
 
+_SHOWN = 12
+"""Characters of the text that an error shows. Chosen: a name or two."""
+
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _BARE = re.compile(r"[^\s{}'\"]+")
 _PAIRS = {"{": "}", "'": "'", '"': '"'}
@@ -74,7 +77,7 @@ class _Reader:
 
     def error(self, expected: str) -> ParseError:
         self._skip_space()
-        found = repr(self._text[self._at : self._at + 12]) if self._at < len(self._text) else "the end"
+        found = repr(self._text[self._at : self._at + _SHOWN]) if self._at < len(self._text) else "the end"
         return error_at(self._text, self._at, f"expected {expected}, found {found}")
 
     def is_at_end(self) -> bool:

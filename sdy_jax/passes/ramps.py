@@ -18,7 +18,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Op, Value
 
 _DEPTH = 32
-"""How many ops deep is looked; jax's arithmetic on an index takes about ten."""
+"""How many ops deep is looked. Guessed, a guard: jax's arithmetic on an index takes about ten."""
 _INTEGER = re.compile(r"(u?)i(\d+)")
 
 

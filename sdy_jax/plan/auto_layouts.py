@@ -4,7 +4,7 @@ The usual layouts are planned first, each as if the user had stated it, but for 
 more than a device may hold. From the best of them that fits, the program is planned once more with a free border: an
 argument is made in any layout, and what is carried from step to step comes back in the layout in which it went in. What
 was found is then stated, and the program planned as any other, so that stating it by hand gives the same plan.
-Source: spec of the planner, sections 1 and 9.
+See docs/explanation/planner.md#auto.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sdy_jax.plan.usual_layouts import UsualLayouts, carried, largest
 from sdy_jax.representation.sharding import TensorSharding
 
 _SEARCH = 3
-"""How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about."""
+"""How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about.
+Guessed, for a bar of progress alone."""
 
 Border = tuple[Mapping[int, TensorSharding], Mapping[int, TensorSharding]]
 """The shardings of argument leaves, and those of result leaves, by index."""

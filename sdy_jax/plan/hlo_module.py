@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from sdy_jax.errors import ParseError
 from sdy_jax.representation.brackets import closing, split_list
 
+_SHOWN = 80
+"""Characters of HLO that an error shows. Chosen: a line."""
+
 WireFormula = Callable[[int, int], float]
 
-# Bytes that one device sends in a group of g, from the local bytes of the operands; ring algorithms. For a permute the
-# first number is that of the devices that send: some may rest, but a step waits for the busiest.
 WIRE_BYTES: dict[str, WireFormula] = {
     "all-reduce": lambda g, operand: 2 * (g - 1) / g * operand,
     "all-gather": lambda g, operand: (g - 1) * operand,
@@ -21,6 +22,8 @@ WIRE_BYTES: dict[str, WireFormula] = {
     "all-to-all": lambda g, operand: (g - 1) / g * operand,
     "collective-permute": lambda senders, operand: operand if senders else 0,
 }
+"""Bytes that one device sends in a group of g, from the local bytes of the operands. Given by ring algorithms. For a
+permute the first number is that of the devices that send: some may rest, but a step waits for the busiest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ def _closing(text: str, start: int) -> int:
     """The index of the bracket that closes the one at `start`."""
     found = closing(text, start)
     if found is None:
-        raise ParseError(f"HLO text has an unclosed bracket: {text[start : start + 80]!r}")
+        raise ParseError(f"HLO text has an unclosed bracket: {text[start : start + _SHOWN]!r}")
     return found
 
 
@@ -267,7 +270,7 @@ def group_size(attributes: str, devices: int) -> int:
         return math.prod(int(size) if size else sizes[name] for name, size in axes)
     if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
         return max((group.count(",") + 1 for group in re.findall(r"\{[\d,]+\}", listed[1])), default=devices)
-    raise ParseError(f"a collective's groups cannot be read: {attributes[:160]!r}")
+    raise ParseError(f"a collective's groups cannot be read: {attributes[:_SHOWN]!r}")
 
 
 def collective_of(instruction: HloInstruction, module: HloModule, count: int) -> HloCollective:

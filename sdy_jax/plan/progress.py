@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Protocol
 
+_BAR = 20
+"""Columns of the bar. Chosen: beside the text of what is done."""
+
 LOG = logging.getLogger("sdy_jax.plan")
 """Tells of each plan (INFO) and of each of its stages (DEBUG)."""
 
 _QUIET = 2.0
-"""Seconds before a bar is shown."""
+"""Seconds before a bar is shown. Chosen: most plans are made by then."""
 
 
 class Tell(Protocol):
@@ -66,7 +69,7 @@ def _bar(name: str) -> Iterator[Tell]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = TextColumn(f"planning {name}", markup=False), BarColumn(20), TimeElapsedColumn()
+    columns = TextColumn(f"planning {name}", markup=False), BarColumn(_BAR), TimeElapsedColumn()
     bar = Progress(
         *columns, TextColumn("{task.description}", markup=False), console=Console(stderr=True), transient=True
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sdy_jax.plan.plan import Plan
 
 _LISTED = 5
+"""Lines of a warning. Chosen: for a reader."""
 
 
 class PartitionWarning(UserWarning):

@@ -23,10 +23,12 @@ from sdy_jax.representation.named import AnyMesh
 VARIABLE = "SDY_JAX_PROCESS_TIMEOUT"
 
 _DEFAULT = 300.0
-"""Seconds, as long as `jax.distributed.initialize` waits for processes. One may be reading a checkpoint."""
+"""Seconds to wait for a process, which may be reading a checkpoint. Published (`jax.distributed.initialize`, whose
+default it is): with less, slow hosts are taken for missing ones."""
 
 _DETAILS = 30.0
-"""Seconds to wait for what another process says of its program."""
+"""Seconds to wait for what another process says of its program. Guessed: it has that at hand, unless it has died, and
+then the error comes that much later."""
 
 
 def are_several() -> bool:

@@ -14,10 +14,10 @@ from sdy_jax.plan.estimates.fingerprint import collective_lines, digest
 from sdy_jax.plan.plan import Plan
 
 _MOST = 2**20
-"""The most characters that are sent of a program. jax's service takes messages of 4 MiB."""
+"""The most characters that are sent of a program. Given by jax's service, which takes messages of 4 MiB."""
 
 _WIDTH = 160
-"""Characters of an op in a message."""
+"""Characters of an op in a message. Chosen: for a reader."""
 
 CALLBACK = "callback"
 """Part of the names of custom calls whose other attributes may be addresses in one process."""

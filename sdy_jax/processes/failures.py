@@ -15,7 +15,7 @@ from sdy_jax.jax_internals import distributed_client
 from sdy_jax.processes.rendezvous import tell_failure
 
 _MOST = 400
-"""Characters of an error in a message."""
+"""Characters of an error in a message. Chosen: for a reader."""
 
 
 @cache

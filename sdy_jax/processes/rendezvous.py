@@ -14,11 +14,17 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+_PAUSE, _LONGEST, _LONGER = 0.002, 0.1, 1.5
+"""Seconds between two looks at who is there, at first and in the end, and by how much they grow. Guessed: programs are
+compared once each, so a tenth of a second is little, and shorter pauses ask jax's service more often."""
+
 _GRACE = 1.0
-"""Seconds in which others may still arrive after two different digests were seen, so that the error can name all."""
+"""Seconds in which others may still arrive after two different digests were seen, so that the error can name all.
+Guessed: with less, late ones are missing in it; with more, it comes later."""
 
 _SLICE = 1.0
-"""Seconds for which a process waits without looking for interrupts, and for processes that failed."""
+"""Seconds for which a process waits without looking for interrupts, and for processes that failed. Chosen: as long as a
+user waits after Ctrl-C."""
 
 
 _LEFT = "left"
@@ -128,7 +134,7 @@ class Group:
 
     def _decided(self, timeout: float) -> str:
         """The verdict, by the member that gives it."""
-        end, pause = time.monotonic() + timeout, 0.002
+        end, pause = time.monotonic() + timeout, _PAUSE
         look = time.monotonic() + _SLICE / 2
         while True:
             if time.monotonic() > look:
@@ -143,7 +149,7 @@ class Group:
             if is_over:
                 raise self._missing()
             time.sleep(pause)
-            pause = min(1.5 * pause, 0.1)
+            pause = min(_LONGER * pause, _LONGEST)
         verdict = json.dumps(here) if differ else ""
         self._service.key_value_set(f"{self._prefix}/verdict/{self._round}", verdict)
         return verdict

@@ -1,4 +1,7 @@
-"""Aggressive factor propagation: each tensor takes what it can, and the order of factors resolves their conflicts."""
+"""Aggressive factor propagation: each tensor takes what it can, and the order of factors resolves their conflicts.
+
+See docs/explanation/propagation.md#one-op.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Basic factor propagation: all tensors of an op get one common list of axes per factor.
 
 Also the parts that the aggressive strategy shares: which axes a factor may get, and how conflicts truncate them.
+See docs/explanation/propagation.md#one-op.
 """
 
 from __future__ import annotations

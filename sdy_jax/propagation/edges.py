@@ -3,6 +3,7 @@
 Outside, manual axes lead each dimension; inside there are only free axes. An edge at a body argument keeps the inner
 view and is compared with the outer operand; an edge at a result keeps the outer view and is compared with the inner
 returned value. So each is converted before an op propagation (`seen`) and back after it (`stored`).
+See docs/explanation/propagation.md#data-flow.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 The order decides between competing shardings, so it is that of Shardy: one sweep over the program, in which an update
 puts the neighbouring ops on top of the worklist, a stack. Values and shardings are numbers here (`value_ids.py`,
 `solver.py`); the module is read once before, and written once after.
+See docs/explanation/propagation.md#the-fixed-point.
 """
 
 from __future__ import annotations

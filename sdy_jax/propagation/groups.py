@@ -1,4 +1,7 @@
-"""Sharding groups: value ids whose shardings are kept equal while propagation runs."""
+"""Sharding groups: value ids whose shardings are kept equal while propagation runs.
+
+See docs/explanation/propagation.md#groups.
+"""
 
 from __future__ import annotations
 

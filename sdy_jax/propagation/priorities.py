@@ -2,6 +2,7 @@
 
 Level 0: element-wise ops, reshapes, transposes whose operands have one use; 1: the same with any uses; 2: all ops along
 pass-through factors; 3: along all factors; 4: broadcasts forward as well. A level includes those before it.
+See docs/explanation/propagation.md#priorities-of-ops.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.propagation.basic import Direction
 
 LEVELS = 5
+"""The levels of ops' priorities. Published (Shardy: pass-through, single use first; pass-through; by factor; broadcasts
+backward; all)."""
 WITHOUT_LEVELS = LEVELS
 """Stands for a level where all ops take part at once."""
 

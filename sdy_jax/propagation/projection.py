@@ -2,6 +2,7 @@
 
 With the rule `([ij])->([i, j]) {i=2, j=4}` and an axis `"x"` of size 4, the operand `{"x"}` has `i` sharded by
 `"x":(1)2` and `j` by `"x":(2)2`.
+See docs/explanation/propagation.md#from-dimensions-to-factors-and-back.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Before its turn, a dimension of priority p > 0 is empty and closed, and its axes are kept free on its tensor by being
 listed as replicated. Its turn gives the dimension back as the user wrote it.
+See docs/explanation/propagation.md#priorities-of-users.
 """
 
 from __future__ import annotations

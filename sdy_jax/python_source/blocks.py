@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sdy_jax.python_source.expressions import Expr, target_text, tuple_text
+from sdy_jax.python_source.formatting import LINE_LENGTH
 from sdy_jax.python_source.known_numbers import LOOKUP
 from sdy_jax.python_source.layers import CALL
 from sdy_jax.python_source.literals import LARGEST_INLINE, array_text, number_text
@@ -21,8 +22,10 @@ from sdy_jax.python_source.sources import Sources
 from sdy_jax.python_source.steps import Block, Step, Value, use_counts
 
 INDENT = "    "
+_CUT = "..."
+
 _LONGEST_PART = 64
-"""Longer expressions get a name."""
+"""Longer expressions get a name. Chosen: about half a line."""
 
 _PARTS = ELEMENTWISE | {
     "axis_index", "reshape", "transpose", "squeeze", "slice", "broadcast_in_dim", "dot_general", "iota", "reduce_sum",
@@ -229,11 +232,12 @@ class BlockWriter:
 
     def _with_type(self, text: str, step: Step) -> str:
         typed = f"{text}  # {self.sources.type_of(step)}" if self.sources.type_of(step) else text
-        return typed if len(INDENT * self.depth + typed) <= 120 else text
+        return typed if len(INDENT * self.depth + typed) <= LINE_LENGTH else text
 
     def _add(self, line: str) -> None:
         indented = f"{INDENT * self.depth}{line}"
-        self.lines.append(indented[:117] + "..." if line.startswith("#") and len(indented) > 120 else indented)
+        is_cut = line.startswith("#") and len(indented) > LINE_LENGTH
+        self.lines.append(indented[: LINE_LENGTH - len(_CUT)] + _CUT if is_cut else indented)
 
 
 def _is_splat(x: np.ndarray) -> bool:

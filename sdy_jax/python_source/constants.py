@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from sdy_jax.python_source.formatting import TEXT_LENGTH
 from sdy_jax.python_source.literals import dtype_text, shape_text
 
 LARGEST_IN_TEXT = 1024
-"""Elements of an array that is written as text; larger ones are no page that one reads."""
+"""Elements of an array that is written as text. Chosen: larger ones are no page that one reads."""
 
 
 def constants_text(arrays: Mapping[str, np.ndarray]) -> tuple[str, dict[str, np.ndarray]]:
@@ -36,7 +37,7 @@ def _written(name: str, x: np.ndarray) -> str:
     """The elements in lines, which a formatter leaves as they are."""
     flat = stored(x).reshape(-1)
     words = [repr(item) for item in flat.tolist()]
-    lines = textwrap.wrap(", ".join(words), 110, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(", ".join(words), TEXT_LENGTH, break_long_words=False, break_on_hyphens=False)
     dtype = dtype_text(flat.dtype).replace("jnp", "np")
     view = "" if x.dtype.isbuiltin == 1 else f".view({dtype_text(x.dtype)})"
     body = "\n".join(f"    {line}" for line in lines)

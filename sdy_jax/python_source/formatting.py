@@ -7,7 +7,11 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+TEXT_LENGTH = 110
+"""Columns of text that is indented below. Chosen: a line less two indentations."""
+
 LINE_LENGTH = 120
+"""Columns of a line of Python. Chosen: as of this library."""
 
 
 def formatted(text: str) -> str:

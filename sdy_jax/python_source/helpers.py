@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from sdy_jax.python_source.formatting import TEXT_LENGTH
+
 _STABLEHLO = '''
 stablehlo_p = Primitive("stablehlo")
 stablehlo_p.multiple_results = True
@@ -56,14 +58,14 @@ _WORD = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
 def wrapped(mlir: str) -> str:
     """MLIR's text in lines that are no longer than those of a module, but for what has no spaces."""
-    return "\n".join(line if len(line) <= 110 else _wrapped_line(line) for line in mlir.strip().splitlines())
+    return "\n".join(line if len(line) <= TEXT_LENGTH else _wrapped_line(line) for line in mlir.strip().splitlines())
 
 
 def _wrapped_line(line: str) -> str:
     indent = " " * (len(line) - len(line.lstrip()))
     lines = [indent]
     for word in _WORD.findall(line):
-        if len(lines[-1]) + len(word) > 110:
+        if len(lines[-1]) + len(word) > TEXT_LENGTH:
             lines.append(f"{indent}    ")
         lines[-1] += f"{'' if lines[-1].isspace() or not lines[-1] else ' '}{word}"
     return "\n".join(lines)

@@ -13,7 +13,8 @@ CALL = "call"
 """A call of a function that stands for equal runs of steps. The first call has the function's block."""
 
 _ROUNDS = 8
-"""So many functions at most: forward and backward passes of two kinds of layers are four."""
+"""So many functions at most: forward and backward passes of two kinds of layers are four. Guessed, a guard: each round
+reads the whole program."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from jax import lax
 from sdy_jax.python_source.expressions import tuple_text
 
 LARGEST_INLINE = 12
-"""Arrays of more elements are constants of the module."""
+"""Arrays of more elements are constants of the module. Chosen: what fits a line."""
 
 
 def dtype_text(dtype: Any) -> str:

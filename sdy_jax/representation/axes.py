@@ -3,6 +3,7 @@
 An axis reference denotes the digits `[pre, next)` of its axis, where `next` is `pre_size * size`; a full axis denotes
 all of them. Axes of different names share no digit. Lists are major to minor. A function takes a mesh only where the
 size of a full axis, or the order of the mesh's axes, matters. "An axis reference or nothing" is `AxisRef | None`.
+See docs/explanation/propagation.md#sub-axes.
 """
 
 from __future__ import annotations

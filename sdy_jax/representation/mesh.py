@@ -138,10 +138,14 @@ def quoted(name: str) -> str:
     return '"' + "".join(map(_escaped, name.encode(errors="surrogateescape"))) + '"'
 
 
+_PRINTABLE = range(0x20, 0x7F)
+"""Given by ASCII."""
+
+
 def _escaped(byte: int) -> str:
     if byte == ord("\\"):
         return "\\\\"
-    return chr(byte) if 0x20 <= byte < 0x7F and byte != ord('"') else f"\\{byte:02X}"
+    return chr(byte) if byte in _PRINTABLE and byte != ord('"') else f"\\{byte:02X}"
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,9 @@ from functools import cached_property
 
 from sdy_jax.representation.hash_once import hash_once
 
+LETTERS = 18
+"""Factors that have a letter, `i` to `z`. Given by the text of SDY."""
+
 TensorMapping = tuple[tuple[int, ...], ...]
 """Per dimension of one tensor, the factors it is made of, major to minor."""
 
@@ -86,4 +89,4 @@ class OpShardingRule:
 
 def factor_symbol(factor: int) -> str:
     """`i` to `z` for the first eighteen factors, then `z_1`, `z_2`, ..."""
-    return chr(ord("i") + factor) if factor < 18 else f"z_{factor - 17}"
+    return chr(ord("i") + factor) if factor < LETTERS else f"z_{factor - LETTERS + 1}"

@@ -26,8 +26,14 @@ from typing import NoReturn, TypeVar
 from sdy_jax.errors import ParseError
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
-from sdy_jax.representation.rule import OpShardingRule, TensorMapping
+from sdy_jax.representation.rule import LETTERS, OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import REDUCTION_KINDS, DimensionSharding, TensorSharding
+
+_SHOWN = 20
+"""Characters of the text that an error shows. Chosen: a name or two."""
+
+_HEX = 16
+"""Given: the base."""
 
 T = TypeVar("T")
 
@@ -155,7 +161,7 @@ class _Scanner:
 
     def fail(self, expected: str) -> NoReturn:
         rest = self.text[self.position :]
-        got = f"`{rest[:20]}`" if rest else "the end"
+        got = f"`{rest[:_SHOWN]}`" if rest else "the end"
         pointer = f"\n  {self.text}\n  {' ' * self.position}^" if "\n" not in self.text else ""
         raise ParseError(f"column {self.position + 1}: {expected}, got {got}{pointer}")
 
@@ -193,7 +199,7 @@ def _string(scanner: _Scanner, what: str) -> str:
 
 def _escape(code: str) -> bytes:
     plain = {'"': b'"', "\\": b"\\", "n": b"\n", "t": b"\t"}
-    return plain[code] if code in plain else bytes([int(code, 16)])
+    return plain[code] if code in plain else bytes([int(code, _HEX)])
 
 
 def _integer(scanner: _Scanner) -> int:
@@ -383,7 +389,7 @@ def _factor(scanner: _Scanner) -> int:
 
 
 def _factor_index(symbol: re.Match[str]) -> int:
-    return 17 + int(symbol[1]) if symbol[1] else ord(symbol[2]) - ord("i")
+    return LETTERS - 1 + int(symbol[1]) if symbol[1] else ord(symbol[2]) - ord("i")
 
 
 def _factor_sizes(scanner: _Scanner) -> tuple[int, ...]:

@@ -14,6 +14,12 @@ import numpy as np
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
+_KIBI, _KILO = 1024, 1000
+"""Given: the steps of units."""
+
+_ONE = 0.9995
+"""Given: what rounds to one of the unit in three digits."""
+
 _JAX_NAMES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 
 
@@ -76,7 +82,7 @@ def bytes_of_text(text: str) -> float | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None or (match[3] and not match[2]):
         return None
-    base = 1024 if match[3] else 1000
+    base = _KIBI if match[3] else _KILO
     power = " KMGT".index(match[2].upper() or " ")
     return float(match[1]) * math.pow(base, power)
 
@@ -92,24 +98,24 @@ def count_text(count: int) -> str:
 
 def bytes_text(count: float) -> str:
     """`512 B`, `24.0 KiB`, `1.5 MiB`."""
-    if count < 1024:
+    if count < _KIBI:
         return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
+        count /= _KIBI
+        if count < _KIBI:
             return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
+    return f"{count / _KIBI:.1f} TiB"
 
 
 def flops_text(count: float) -> str:
     """`512 flop`, `2.1 Mflop`, `13.0 Gflop`."""
-    if count < 1000:
+    if count < _KILO:
         return f"{count:.0f} flop"
     for unit in ("kflop", "Mflop", "Gflop"):
-        count /= 1000
-        if count < 1000:
+        count /= _KILO
+        if count < _KILO:
             return f"{count:.1f} {unit}"
-    return f"{count / 1000:.1f} Tflop"
+    return f"{count / _KILO:.1f} Tflop"
 
 
 def seconds_text(amount: float) -> str:
@@ -119,9 +125,9 @@ def seconds_text(amount: float) -> str:
     ['2000 s', '2 s', '12.5 ms', '1 ms', '3 us']
     """
     for unit in ("s", "ms"):
-        if amount >= 0.9995:  # what rounds to one of the unit
-            return f"{amount:.0f} {unit}" if amount >= 1000 else f"{amount:.3g} {unit}"
-        amount *= 1000
+        if amount >= _ONE:
+            return f"{amount:.0f} {unit}" if amount >= _KILO else f"{amount:.3g} {unit}"
+        amount *= _KILO
     return f"{amount:.3g} us"
 
 

@@ -26,6 +26,12 @@ from sdy_jax.text.source import Source, name_in, parsed_position, unknown_ops
 from sdy_jax.verification import verify_module
 from sdy_jax.verification.diagnostics import explain
 
+_LONGEST_LINE = 1000
+"""Characters of a line that an error shows. Chosen: constants may be longer than a screen."""
+
+_OF_NOTE = 100
+"""Characters of a note in which the name of an op is looked for. Guessed: it stands in front."""
+
 SEPARATOR = "// -----"
 
 _SEPARATOR_LINE = re.compile(r"^[ \t]*// -----[ \t]*\r?$", re.MULTILINE)
@@ -135,7 +141,7 @@ def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError
         details.append(_origin(str(first.location), file))
     shown = _with_found(first.message, text, position)
     # The text of the op that is wrong begins with its name; it can be long.
-    context = [*(o.message for o in others if _follows(o.message)), *(note.message[:100] for note in first.notes)]
+    context = [*(o.message for o in others if _follows(o.message)), *(note.message[:_OF_NOTE] for note in first.notes)]
     message = explain(shown, "\n".join(context))
     for note in first.notes:
         if not note.message.startswith("see current operation"):
@@ -175,7 +181,7 @@ def _excerpt(text: str, position: Position | None) -> list[str]:
         return []
     lines = Lines(text)
     line = lines.line(position).expandtabs(1).rstrip()
-    if not line.strip() or len(line) > 1000:
+    if not line.strip() or len(line) > _LONGEST_LINE:
         return []
     return [f"  {line}", "  " + " " * lines.index(position) + "^"]
 

@@ -14,6 +14,10 @@ from sdy_jax.text.mesh_ops import OPS
 from sdy_jax.text.positions import Lines, Position
 from sdy_jax.text.reader import Rewritten, foreign, mentions, rewrite, unknown
 
+_BEFORE = 1000
+"""Characters before an op in which its results are looked for. Guessed, a guard: with fewer, ops with many results are
+not named."""
+
 _POSITION = re.compile(r'^(?:loc\()?("(?:[^"\\]|\\.)*"):(\d+):(\d+)\)?$')
 _RESULTS = re.compile(r"(%[\w.$-]+(?::\d+)?(?:\s*,\s*%[\w.$-]+(?::\d+)?)*)\s*=\s*$")
 _VALUE = re.compile(r"%[\w.$-]+")
@@ -43,7 +47,7 @@ def name_in(text: str, position: Position, result: int | None) -> str | None:
     if result is None:
         match = _VALUE.match(text, offset)
         return match[0] if match else None
-    before = _RESULTS.search(text[max(0, offset - 1000) : offset])
+    before = _RESULTS.search(text[max(0, offset - _BEFORE) : offset])
     for entry in before[1].split(",") if before else ():
         name, _, count = entry.strip().partition(":")
         if result < int(count or 1):

@@ -23,8 +23,9 @@ from sdy_jax.lowering.targets.rates import IN_A_BUCKET, Link, Rate, rate, wire_b
 from sdy_jax.lowering.targets.tiles import LastCut
 
 ALL_ORDERS = 1000
-"""States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Three atoms in
-four dimensions make 296, four atoms 2424, in mesh order 1296."""
+"""States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Given by what is
+counted: three atoms in four dimensions make 296, four atoms 2424, in mesh order 1296. Guessed: above, all pairs take
+seconds; below, three axes lose layouts that avoid a permute."""
 
 Step = tuple[str, int, State]
 """A collective, the atoms of its group, and the state that it leads to, or comes from."""

@@ -2,6 +2,7 @@
 
 It knows nothing of layouts: nodes have candidates with costs, edges have a price for each pair of candidates.
 `solve` contracts the graph exactly, then eliminates what is left, or bounds and decodes it where tables would be large.
+See docs/explanation/planner.md#the-solver.
 """
 
 from sdy_jax.lowering.solve.solver.problem import Ports, Problem, Restriction, restricted

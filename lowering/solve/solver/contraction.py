@@ -11,7 +11,8 @@ from sdy_jax.lowering.solve.solver.graph import Best, CostGraph
 from sdy_jax.lowering.solve.solver.problem import Indices
 
 ELIMINATED = 2
-"""Nodes with at most that many neighbours are minimised out: no table with more than two dimensions arises."""
+"""Nodes with at most that many neighbours are minimised out. Given: with two neighbours no table with more than two
+dimensions arises; with three it does, which `elimination.py` knows and this does not."""
 
 
 def contract(graph: CostGraph, nodes: Iterable[int], most: float = math.inf) -> None:

@@ -14,8 +14,9 @@ from sdy_jax.lowering.solve.solver.problem import Costs
 from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Content, Vector, parts
 
 MOST_ENTRIES = 60_000_000
-"""Entries of all different tables together, all of which are kept: half a gigabyte. Sixteen layers of 400 nodes had 15
-million in random graphs with equal layers, 33 million with different ones (2026-11)."""
+"""Entries of all different tables together, all of which are kept: half a gigabyte. Measured (2026-11): sixteen layers
+of 400 nodes had 15 million in random graphs with equal layers, 33 million with different ones. With fewer, messages
+decide, which prove less; with more, planning takes the memory of the host."""
 
 
 class Order(NamedTuple):

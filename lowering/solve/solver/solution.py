@@ -17,18 +17,20 @@ from sdy_jax.lowering.solve.solver.tables import LIMIT, Choices
 from sdy_jax.lowering.solve.solver.trws import GAP, pass_messages
 
 LARGEST_TABLE = 2_000_000
-"""Entries of the largest table of an exact elimination: 16 MB, some 20 milliseconds. On random graphs of 16 layers with
-400 nodes each, half a million entries took 0.5 to 3 s in all, messages 4 to 6 s and were 0.2 % above (2026-11)."""
+"""Entries of the largest table of an exact elimination: 16 MB, some 20 milliseconds. Measured (2026-11): on random
+graphs of 16 layers with 400 nodes each, half a million entries took 0.5 to 3 s in all, messages 4 to 6 s and were 0.2 %
+above."""
 
 ROUNDS = 40
+"""Rounds of messages. Guessed, a guard: half of the solves end sooner, by `trws.CHECKED`."""
 
 FEW_CANDIDATES = 64
 """Candidates of a node up to which it is tried before message passing which of them are not needed; how long that takes
-grows with their third power. Of 450 candidates on three axes messages leave a few in less time (2026-11)."""
+grows with their third power. Measured (2026-11): of 450 candidates on three axes messages leave a few in less time."""
 
 RESOLUTION = 2.0**-40
-"""What costs are rounded to, relative to the start's cost, so that the order of summation decides nothing. Ten thousand
-terms move a total by at most 1e-8 of it; whole numbers of bytes are not rounded at all."""
+"""What costs are rounded to, relative to the start's cost, so that the order of summation decides nothing. Given by 53
+bits: ten thousand terms move a total by at most 1e-8 of it; whole numbers of bytes are not rounded at all."""
 
 
 @dataclass(frozen=True, slots=True)

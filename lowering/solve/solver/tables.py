@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 from sdy_jax.lowering.solve.solver.problem import Costs, Indices, identity
 
 AT_ONCE = 1 << 16
-"""Sums that numpy makes in one go: half a megabyte, which caches hold. Two tables of 25 x 25 are minimised out in a
-third of the time that it takes row by row (2026-11)."""
+"""Sums that numpy makes in one go: half a megabyte, which caches hold. Measured (2026-11): two tables of 25 x 25 are
+minimised out in a third of the time that it takes row by row. No result depends on it."""
 
 IMPOSSIBLE = 2.0**44
 LIMIT = 2.0**43
-"""Possible costs are below 2^42, so some hundred impossible ones are added exactly in 53 bits."""
+"""Given by 53 bits: possible costs are below 2^42, so some hundred impossible ones are added exactly."""
 
 DENSE = 1 << 10
-"""Tables of that many pairs of candidates are not factored by ports: indexing would cost more than it saves."""
+"""Tables of that many pairs of candidates are not factored by ports: indexing would cost more than it saves. Measured
+(2026-11, `scripts/bench_bytes --only lstm`): with none a step of an LSTM on 2 x 4 is planned in 5.1 s, for 4.1. No
+result depends on it."""
 
 T = TypeVar("T")
 

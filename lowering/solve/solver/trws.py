@@ -19,25 +19,36 @@ from sdy_jax.lowering.solve.solver.problem import Costs, Indices
 from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Pool, Table, least_per_port
 
 GAP = 1e-6
-"""The gap between a choice and the bound, relative to the choice, at which passing stops."""
+"""The gap between a choice and the bound, relative to the choice, at which passing stops. Guessed: with less, more
+rounds for what no program shows; with more, plans say that they are proven and are not."""
 
 PATIENCE = 25
-"""Rounds without a better choice, and with a bound that rises by less than 1e-4 of itself, after which it stops."""
+"""Rounds without a better choice, and with a bound that rises by less than `RISES` of itself, after which it stops.
+Guessed: with fewer, choices are dearer; with more, planning takes longer where nothing comes of it."""
 
+
+RISES = 1e-4
+"""Guessed: see `PATIENCE`."""
+
+_SWEEPS = 10
+"""Rounds over all nodes in which a choice is improved. Guessed, a guard: it ends as soon as a round changes nothing."""
+
+_ROUNDING = 1e-9
+"""The share of a cost by which a candidate's may be above what is known. Given: they are sums of floats."""
 
 IMPROVED = 5
-"""Every so many rounds the choice is improved node by node: gaps of 4 % and 0.2 % became 1 % and 0.2 % (2026-11)."""
+"""Every so many rounds the choice is improved node by node. Measured (2026-11): gaps of 4 % and 0.2 % became 1 % and
+0.2 %. Each time takes about as long as a round."""
 
 
 CHECKED = 4
-"""Every so many rounds it is seen which candidates can still matter. Half of the solves of all ways of the benchmarks'
-nodes end after 12 to 20 rounds so, with few candidates left, which contraction solves (2026-11)."""
-
-FEWER = 0.7
-"""The share of candidates from which on it is worth to go on with these alone, without those that are not needed."""
+"""Every so many rounds it is seen which candidates can still matter. Measured (2026-11, `scripts/bench_bytes`): half of
+the solves of all ways of the benchmarks' nodes end after 12 to 20 rounds so, with few candidates left, which
+contraction solves."""
 
 FEW = 3
-"""Candidates per node, on average, with which a graph is likely to be solved exactly."""
+"""Candidates per node, on average, with which a graph is likely to be solved exactly. Guessed: with more, contraction
+is tried that fails; with fewer, messages go on where it would have ended."""
 
 
 _MIN = np.minimum.reduce
@@ -157,7 +168,7 @@ class _Passing:
         before, self._latest = self._latest, _backward(self._nodes)
         self._rising = self._rising + 1 if self._latest >= before else 0
         raised = max(self._bound, self._latest)
-        is_still = cost >= self._cost and raised - self._bound < 1e-4 * abs(raised)
+        is_still = cost >= self._cost and raised - self._bound < RISES * abs(raised)
         self._waited, self._bound = self._waited + 1 if is_still else 0, raised
         if cost < self._cost:
             self._choice, self._cost = {n.number: int(n.kept[chosen[n.number]]) for n in self._nodes}, cost
@@ -178,7 +189,7 @@ class _Passing:
         """Goes on with the candidates that are needed, if these are fewer; whether they are few."""
         needed = self._needed()
         left = sum(map(len, needed))
-        if left <= FEWER * self._size:
+        if left < self._size:
             self._size = left
             for node, indices in zip(self._nodes, needed, strict=True):
                 if len(indices) < len(node.costs):
@@ -187,7 +198,7 @@ class _Passing:
 
     def _needed(self) -> list[Indices]:
         """Per node, the candidates with which the bound stays below what is known; all where that is none."""
-        gap = min(self._most, self._cost) * (1 + GAP / 1000) - self._latest
+        gap = min(self._most, self._cost) * (1 + _ROUNDING) - self._latest
         found = []
         for node in self._nodes:
             indices = np.flatnonzero(_excess(node) <= gap)
@@ -262,7 +273,7 @@ def _excess(node: _Node) -> Costs:
 def _improve(nodes: list[_Node], choice: dict[int, int]) -> float:
     """Gives each node its best candidate beside the others' until none changes; returns by how much the cost grows."""
     change = 0.0
-    for _ in range(10):
+    for _ in range(_SWEEPS):
         before = change
         for node in nodes:
             costs = node.costs

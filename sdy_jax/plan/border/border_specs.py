@@ -13,7 +13,7 @@ from sdy_jax.representation.named import to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 
 _WIDTH = 100
-"""Columns up to which a tree is written in one line."""
+"""Columns up to which a tree is written in one line. Chosen: it is indented where it is pasted."""
 
 
 def specs_of(tree: Any, values: Iterable[tuple[str, TensorSharding]]) -> Any:

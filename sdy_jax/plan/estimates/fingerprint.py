@@ -9,6 +9,9 @@ from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import Mesh
 
+_DIGITS = 32
+"""Given: 128 bits, of which two programs have the same by no accident."""
+
 
 def fingerprint_of(mesh: Mesh, collectives: Iterable[CollectiveRecord]) -> str:
     """32 hexadecimal digits that depend on the mesh and on `collective_lines` alone."""
@@ -17,7 +20,7 @@ def fingerprint_of(mesh: Mesh, collectives: Iterable[CollectiveRecord]) -> str:
 
 def digest(lines: Iterable[str]) -> str:
     """32 hexadecimal digits, the same in every process and run."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_DIGITS]
 
 
 def collective_lines(collectives: Iterable[CollectiveRecord]) -> Iterator[str]:

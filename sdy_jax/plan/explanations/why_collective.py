@@ -18,7 +18,7 @@ from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.type_text import bytes_text, count_text
 
 _LISTED = 5
-"""Collectives that an error names."""
+"""Collectives that an error names. Chosen: for a reader."""
 
 _NAMED = re.compile(rf"({'|'.join(sorted(KINDS, key=len, reverse=True))})\s.*?([^\s]+:\d+)")
 """A collective as a page names it: by its kind and its source line."""

@@ -23,8 +23,11 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis
 from sdy_jax.representation.type_text import axis_name
 
+_LIKE = 0.4
+"""How alike a name has to be to be offered, for `difflib`. Guessed: with less, axes are offered that nobody meant."""
+
 _MOST = 8
-"""The most obstacles that an answer names."""
+"""The most obstacles that an answer names. Chosen: for a reader."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Obstacles:
         except ParseError:
             axis = AxisRef(plain)
         if axis.name not in self._sizes:
-            near = difflib.get_close_matches(axis.name, self._sizes, 3, 0.4)
+            near = difflib.get_close_matches(axis.name, self._sizes, 3, _LIKE)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             known = ", ".join(f"{name}={size}" for name, size in self._sizes.items())
             raise SdyError(f"no mesh axis is called {text!r}; {hint}The mesh is {known}")

@@ -17,11 +17,11 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.type_text import bytes_text
 
 _MOST = 8
-"""Changes that are tried, each by planning the program again."""
+"""Changes that are tried, each by planning the program again. Guessed: more take longer than one waits for a page."""
 
 _WORTH, _NO_MORE = 0.005, 1.01
 """The least share of the bytes on the wire, or of the memory, that a fix-it saves; and what it may cost of the other,
-and of the devices' work."""
+and of the devices' work. Chosen: less is not worth a line of a program."""
 
 
 @dataclass(frozen=True, slots=True)

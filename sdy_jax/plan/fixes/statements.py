@@ -21,7 +21,8 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.type_text import type_text
 
 _MOST = 3
-"""Constraints that are tried, of those that are there and of those that might be missing."""
+"""Constraints that are tried, of those that are there and of those that might be missing. Guessed: each is a plan; the
+dearest come first."""
 
 
 def statement_changes(plan: Plan) -> Iterator[Change]:
@@ -73,7 +74,8 @@ def _gathered_for_nothing(plan: Plan) -> Iterator[str]:
 
 
 _DEEP = 4
-"""Ops between a gather and the slice of what it gathered."""
+"""Ops between a gather and the slice of what it gathered. Guessed, a guard: with more, what is found is rarely one
+statement's doing."""
 
 
 def _is_sliced(value: Value, deep: int) -> bool:

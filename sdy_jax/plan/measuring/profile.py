@@ -17,7 +17,8 @@ import jax
 from sdy_jax.errors import SdyError
 
 _TIMED, _PROFILED = 5, 3
-"""Runs that are timed without the profiler, and with it."""
+"""Runs that are timed without the profiler, and with it. Guessed: the median of five leaves out one interrupted run;
+profiles are large."""
 
 
 @dataclass(frozen=True, slots=True)

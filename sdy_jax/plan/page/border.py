@@ -11,7 +11,10 @@ from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.representation.type_text import bytes_text, sizes_text
 
 _PLAIN = 12
-"""Values up to which none are folded."""
+"""Values up to which none are folded. Chosen: for a page of `LINES`."""
+
+_RESULTS = 0.6
+"""Lines of results beside those of arguments. Chosen: most results are arguments again."""
 
 
 def border_sections(record: PlanRecord) -> list[Section]:
@@ -36,7 +39,7 @@ def _section(title: str, values: Sequence[RecordedBorder], folding: Folding) -> 
         held = sum(value.bytes for value in shown[len(shown) - hidden :])
         return f"and {hidden} more, {bytes_text(held)}: plan.table({name!r})"
 
-    weight = 1.0 if title == "arguments" else 0.6
+    weight = 1.0 if title == "arguments" else _RESULTS
     return Section(heading, [_row(value) for value in shown], {3, 4}, weight, left_out)
 
 

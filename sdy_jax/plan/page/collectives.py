@@ -12,8 +12,12 @@ from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.representation.type_text import amount_text, bytes_text
 
+_SHOWS = 0.005
+"""Given: less prints as 0%."""
+
 _PLAIN = 16
-"""Lines up to which collectives are told apart by what they move; where there are more, only by kind, axes and line."""
+"""Lines up to which collectives are told apart by what they move; where there are more, only by kind, axes and line.
+Chosen: for a page of `LINES`."""
 
 
 @dataclass
@@ -127,7 +131,7 @@ def trips(each: RecordedCollective) -> list[str]:
 def _share(sent: float, whole: float) -> str:
     if not whole or not sent:
         return ""
-    return f"{sent / whole:.0%}" if sent > 0.005 * whole else "<1%"
+    return f"{sent / whole:.0%}" if sent > _SHOWS * whole else "<1%"
 
 
 def cause_of(each: RecordedCollective, unit: str) -> str:

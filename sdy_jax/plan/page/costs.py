@@ -11,8 +11,11 @@ from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedTime
 from sdy_jax.representation.type_text import amount_text, bytes_text, count_text, flops_text
 
+_WEIGHT = 10.0
+"""Lines of these sections beside those of others. Chosen: they are what a reader looks for first."""
+
 _LONG = 4
-"""Collectives, or ops that compute, beyond which a page says what costs most."""
+"""Collectives, or tenths of ops, beyond which a page says what costs most. Chosen: of fewer a reader sees it."""
 
 
 def device_section(record: PlanRecord) -> Section:
@@ -27,7 +30,7 @@ def device_section(record: PlanRecord) -> Section:
         rows.append(("takes", _takes(record.time, record.known)))
     if record.time.origin:
         rows.append((f"costs in {record.time.unit}: {record.time.origin}",))
-    return Section("each device", rows, weight=10.0)
+    return Section("each device", rows, weight=_WEIGHT)
 
 
 def _sends(record: PlanRecord) -> str:
@@ -66,7 +69,7 @@ def most_section(record: PlanRecord) -> Section:
     if len(record.collectives) <= _LONG and len(record.ops) <= 10 * _LONG:
         return Section("")
     rows = [*_most_sent(record), *_most_held(record), *_most_computed(record)]
-    return Section("costs most" if rows else "", rows, {0}, weight=10.0)
+    return Section("costs most" if rows else "", rows, {0}, weight=_WEIGHT)
 
 
 def _most_sent(record: PlanRecord) -> Iterator[tuple[str, ...]]:

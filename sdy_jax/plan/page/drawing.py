@@ -13,7 +13,7 @@ from sdy_jax.plan.record.border import RecordedBorder, RecordedMesh, RecordedTen
 from sdy_jax.plan.record.record import PlanRecord
 
 _WIDE = 100
-"""Columns up to which a grid is drawn."""
+"""Columns up to which a grid is drawn. Chosen: wider ones break in most terminals."""
 
 
 @dataclass(frozen=True)

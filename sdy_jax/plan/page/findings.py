@@ -17,8 +17,17 @@ from sdy_jax.plan.record.recorded_plan import (
 )
 from sdy_jax.representation.type_text import amount_text, bytes_text, count_text, flops_text
 
+_STATED, _TABLE = 8.0, 10.0
+"""Lines of what `AUTO` chose, and of tables that compare, beside those of other sections. Chosen: one pastes the one,
+and the others are short."""
+
+_OTHER_WORK = 0.01
+"""The share of its work from which on a plan says that it does another amount than the proposal. Chosen: it prints as a
+percent."""
+
 _REPEATED, _REPEATED_SHARE = 1e6, 0.01
-"""The least repeated operations that a page lists, and their least share of all that a device performs."""
+"""The least repeated operations that a page lists, and their least share of all that a device performs. Chosen: less is
+no reader's concern."""
 
 _NONE = Section("")
 
@@ -34,8 +43,8 @@ def automatic_sections(record: PlanRecord) -> list[Section]:
     def left_out(hidden: int) -> str:
         return f"and {hidden} more lines: plan.input_specs and plan.output_specs have all"
 
-    chosen = Section("automatic layouts", [(line,) for line in stated], weight=8.0, rest=left_out)
-    return [chosen, Section("automatic layouts beside the usual ones", rows, weight=10.0)]
+    chosen = Section("automatic layouts", [(line,) for line in stated], weight=_STATED, rest=left_out)
+    return [chosen, Section("automatic layouts beside the usual ones", rows, weight=_TABLE)]
 
 
 def _measured(record: PlanRecord, each: RecordedMeasured, beside: RecordedAutomatic) -> tuple[str, str, str]:
@@ -49,7 +58,7 @@ def _measured(record: PlanRecord, each: RecordedMeasured, beside: RecordedAutoma
 def meshes_section(record: PlanRecord) -> Section:
     """What plans take on the meshes of which one was chosen."""
     rows = [mesh_columns(record, each) for each in record.meshes]
-    return Section("meshes", rows, weight=10.0) if rows else _NONE
+    return Section("meshes", rows, weight=_TABLE) if rows else _NONE
 
 
 def mesh_columns(record: PlanRecord, each: RecordedComparedMesh) -> tuple[str, ...]:
@@ -105,7 +114,7 @@ def _layout_headline(unit: str, layouts: RecordedLayouts) -> str:
         amounts.append(("bound", layouts.bound))
     texts = [f"{name} {amount_text(unit, amount)}" for name, amount in amounts]
     work, proposed_work = layouts.cost - layouts.sent, layouts.proposed_cost - layouts.proposed_sent
-    if abs(work - proposed_work) > 0.01 * proposed_work > 0:
+    if abs(work - proposed_work) > _OTHER_WORK * proposed_work > 0:
         texts.append(f"{work / proposed_work:.2f} of the work")
     if layouts.bound is None:
         texts.append("plan.bound says the least")

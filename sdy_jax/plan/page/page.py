@@ -21,8 +21,11 @@ from sdy_jax.plan.page.findings import (
 from sdy_jax.plan.page.sections import Section, fitted
 from sdy_jax.plan.record.record import PlanRecord
 
+_FIXES = 3.0
+"""Lines of fix-its beside those of other sections. Chosen: each is worth reading."""
+
 LINES = 60
-"""The lines of a page at most."""
+"""The lines of a page at most. Chosen: one screen."""
 
 
 def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
@@ -47,6 +50,6 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         padding_section(record),
         repeated_section(record),
         notes_section(record),
-        Section("fix-its" if fixes else "", [(line,) for line in fixes], weight=3.0),
+        Section("fix-its" if fixes else "", [(line,) for line in fixes], weight=_FIXES),
     ]
     return fitted(sections, LINES)

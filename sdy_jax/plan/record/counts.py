@@ -14,7 +14,7 @@ from sdy_jax.representation.type_text import bytes_text, count_text
 _IN_JAX = {"psum": "all_reduce", "psum_scatter": "reduce_scatter", "ppermute": "collective_permute"}
 
 _LISTED = 8
-"""Collectives that a message lists."""
+"""Collectives that a message lists. Chosen: for a reader."""
 
 
 def check_counts(record: RecordedPlan, expected: Mapping[str, int]) -> None:

@@ -9,7 +9,7 @@ from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.representation.type_text import bytes_text, count_text
 
 _LISTED = 20
-"""Lines per table."""
+"""Lines per table. Chosen: for a reader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ have a default do not, since readers leave out what they do not know."""
 
 _KIND = "sdy_jax plan"
 
+_HEAD = 64
+"""Characters of a file in which its kind stands. Given by `save_plan`, which writes it first."""
+
 
 def save_plan(record: PlanRecord, path: str | os.PathLike[str], page: Sequence[str] = ()) -> None:
     """Writes a plan; a file that is there is replaced as a whole.
@@ -76,7 +79,7 @@ def is_saved_plan(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as those of `Plan.save` do."""
     try:
         with open(path, encoding="utf-8") as file:
-            return f'"kind": "{_KIND}"' in file.read(64)
+            return f'"kind": "{_KIND}"' in file.read(_HEAD)
     except (OSError, UnicodeDecodeError):
         return False
 

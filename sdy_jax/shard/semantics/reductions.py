@@ -114,11 +114,15 @@ def check_kind(reduction: str) -> None:
         raise ShardingError(f"attribute reduction must be one of {', '.join(KINDS)}; got {reduction!r}")
 
 
+_WIDE = 32
+"""Given: bits of an integer that counts the devices of any group."""
+
+
 def _finished(x: jax.Array, reduction: str, group: int) -> jax.Array:
     """An average from its sum; integers are divided truncating toward zero."""
     if reduction != "average":
         return x
-    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits < 32:  # which the group may be too large for
+    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits < _WIDE:  # which the group may be too large for
         return lax.div(x.astype(jnp.int32), jnp.int32(group)).astype(x.dtype)
     return lax.div(x, jnp.full_like(x, group))
 
