@@ -46,8 +46,7 @@ ROOMS = {
     ),
     "lowering.proposal": "representation ir lowering.costs lowering.analysis lowering.interface lowering.candidates",
     "lowering.prepare": (
-        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis "
-        "lowering.interface"
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
     ),
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
@@ -108,8 +107,7 @@ ROOMS = {
         "plan.estimates plan.explanations"
     ),
     "plan.fixes": (
-        "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations "
-        "plan"
+        "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
     ),
     "shard": (
         "errors representation ir runtime annotate op_rules verification text lowering.strips lowering.reshard "
