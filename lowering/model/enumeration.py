@@ -2,7 +2,7 @@
 
 An atom is nowhere, splits a factor, or is *carried*: operands that must be so together stay unreduced along it, and so
 do the results. Candidates with equal layouts are one, the cheapest.
-See docs/explanation/planner.md#ways.
+See docs/explanation/planner.md#candidates.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every op with a rule is a node with all candidates to run its kind; ops that lea
 are nodes with one candidate. Each data-flow edge is a node that takes its sources and makes its targets in one layout,
 so what a loop carries is chosen with the trip count on its inner side. Values that every device can compute have no
 price.
-See docs/explanation/planner.md#ways.
+See docs/explanation/planner.md#candidates.
 """
 
 from __future__ import annotations

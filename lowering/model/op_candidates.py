@@ -1,6 +1,6 @@
 """The candidates to run the ops of a program, the one that a walk chose first.
 
-See docs/explanation/planner.md#ways.
+See docs/explanation/planner.md#candidates.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ once, though the solver knows pairs only. Holding a value is charged to its shar
 none. Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has
 a shared layout of its own, which takes the value from the shared layout before, held in between, or anew from where it
 is made.
-See docs/explanation/planner.md#homes.
+See docs/explanation/planner.md#shared-layouts.
 """
 
 from __future__ import annotations
