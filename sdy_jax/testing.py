@@ -12,6 +12,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from sdy_jax.calls.partition import partition
+from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
@@ -58,7 +59,7 @@ def assert_same(
     their leaf plus `atol`. NaNs and infinities must be at the same places.
 
     Args:
-        fun: the function; called as `fun(*args, **kwargs)`.
+        fun: the plain function; called as `fun(*args, **kwargs)`.
         mesh: by default that of `jax.set_mesh`, or else all devices along one axis named `devices`.
         in_shardings, out_shardings, costs, on_unknown, layouts, memory, combine: as in `sdy.partition`.
         rtol: relative tolerance; by default one that suits the leaf's dtype.
@@ -69,7 +70,13 @@ def assert_same(
 
     Raises:
         AssertionError: names the result's path, the largest difference and the plan's collectives.
+        TypeError: the function is a partitioned one, which would be compared with itself.
     """
+    if isinstance(fun, PartitionedFunction):
+        raise TypeError(
+            f"assert_same got the partitioned function {fun.__name__}, and would compare it with itself; "
+            "to fix: give the plain function, and its mesh and shardings as arguments"
+        )
     mesh = mesh or _default_mesh()
     ours = partition(
         fun,

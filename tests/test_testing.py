@@ -36,6 +36,12 @@ def test_a_wrong_number_is_reported_with_its_path_and_the_plan(mesh, monkeypatch
         sdy.testing.assert_same(lambda x: {"sum": x.sum(0)}, X, mesh=mesh, in_shardings=P("data"))
 
 
+def test_a_partitioned_function_is_not_compared_with_itself(mesh):
+    double = sdy.partition(lambda x: x * 2, mesh=mesh, in_shardings=P("data"))
+    with pytest.raises(TypeError, match="would compare it with itself; to fix: give the plain function"):
+        sdy.testing.assert_same(double, X)
+
+
 @pytest.mark.parametrize(
     ("found", "wanted", "message"),
     [
