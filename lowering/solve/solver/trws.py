@@ -9,14 +9,13 @@ one direction. So messages go further that way with momentum (Nesterov 1983), wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from sdy_jax.lowering.solve.solver.graph import CostGraph
+from sdy_jax.lowering.solve.solver.message_nodes import MIN, MessageNode, message_nodes
 from sdy_jax.lowering.solve.solver.problem import Costs, Indices
-from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Pool, Table, least_per_port
 
 GAP = 1e-6
 """The gap between a choice and the bound, relative to the choice, at which passing stops. Guessed: with less, more
@@ -51,10 +50,6 @@ FEW = 3
 is tried that fails; with fewer, messages go on where it would have ended."""
 
 
-_MIN = np.minimum.reduce
-"""As the method `min` of arrays, which takes twice as long for short ones."""
-
-
 class Decoded(NamedTuple):
     """The best choice found for the nodes that are left, its cost and a lower bound, with the graph's constant.
 
@@ -67,75 +62,6 @@ class Decoded(NamedTuple):
     bound: float
     kept: dict[int, Indices]
     rounds: int
-
-
-@dataclass(slots=True)
-class _Link:
-    """An edge as one of its nodes sees it: its candidates in rows. `sent` goes to the other node; `back` is its link
-    back. `before`: what was sent in the round before, if the other node is an earlier one."""
-
-    other: int
-    table: Table
-    sent: Costs
-    before: Costs
-    back: _Link | None = None
-
-    def send(self, costs: Costs) -> float:
-        """Sends the least of `costs` plus the edge, per candidate of the other node, with a minimum of 0, which is
-        returned."""
-        table = self.table
-        per_port = least_per_port(costs - self.received, table.rows, len(table.core))
-        message = _MIN(per_port[:, None] + table.core, axis=0)
-        least = float(_MIN(message))
-        message -= least
-        self.sent = table.by_col(np.minimum(message, IMPOSSIBLE, out=message))
-        return least
-
-    def advance(self, momentum: float) -> None:
-        """Lets the message go on as it changed in the last round. What became possible or impossible stays."""
-        sent, change = self.sent, self.sent - self.before
-        self.sent = np.where(np.abs(change) < LIMIT, sent + momentum * change, sent) if momentum else sent
-        self.before = sent
-
-    def excess(self, costs: Costs) -> Costs:
-        """Per candidate, by how much `costs` and the edge cost more with it than at least, after `send`."""
-        least = (self.table.core + least_per_port(-self.sent, self.table.cols, self.table.core.shape[1])).min(axis=1)
-        found: Costs = costs - self.received + self.table.by_row(least)
-        return found - found.min()
-
-    @property
-    def received(self) -> Costs:
-        assert self.back is not None
-        return self.back.sent
-
-
-@dataclass(slots=True)
-class _Node:
-    """A node that is left, with the candidates in `kept`."""
-
-    number: int
-    costs: Costs
-    kept: Indices
-    earlier: list[_Link]
-    later: list[_Link]
-    links: list[_Link]
-    share: float
-    """The part of the node's costs that each message carries on."""
-
-    def gathered(self) -> Costs:
-        costs = self.costs
-        for link in self.links:
-            costs = costs + link.received
-        return costs
-
-    def keep(self, pool: Pool, indices: Indices) -> None:
-        """Drops all other candidates."""
-        self.costs, self.kept = self.costs[indices], self.kept[indices]
-        choices = pool.choices(indices)
-        for link in self.links:
-            assert link.back is not None
-            link.table, link.back.sent = pool.rows_of(link.table, choices), link.back.sent[indices]
-            link.back.table, link.back.before = pool.turned(link.table), link.back.before[indices]
 
 
 def pass_messages(graph: CostGraph, rounds: int, most: float) -> Decoded:
@@ -153,7 +79,7 @@ class _Passing:
     """The nodes with their messages, and what was found so far, without the graph's constant."""
 
     def __init__(self, graph: CostGraph, most: float):
-        self._graph, self._most, self._nodes = graph, most - graph.constant, _nodes(graph)
+        self._graph, self._most, self._nodes = graph, most - graph.constant, message_nodes(graph)
         self._size = sum(len(node.costs) for node in self._nodes)
         self._choice, self._cost = dict[int, int](), math.inf
         self._bound = self._latest = -math.inf
@@ -219,26 +145,7 @@ class _Passing:
                 link.back = None
 
 
-def _nodes(graph: CostGraph) -> list[_Node]:
-    found: dict[int, _Node] = {}
-    for number in graph.remaining():
-        costs = graph.vectors[number].values
-        links = [_link(graph, number, other) for other in graph.neighbours(number)]
-        earlier, later = [k for k in links if k.other < number], [k for k in links if k.other > number]
-        share = 1 / max(len(earlier), len(later), 1)
-        found[number] = _Node(number, costs, np.arange(len(costs)), earlier, later, links, share)
-        for link in earlier:
-            link.back = next(k for k in found[link.other].later if k.other == number)
-            link.back.back = link
-    return list(found.values())
-
-
-def _link(graph: CostGraph, number: int, other: int) -> _Link:
-    nothing = np.zeros(len(graph.vectors[other]))
-    return _Link(other, graph.tables[number][other], nothing, nothing)
-
-
-def _forward(nodes: list[_Node]) -> tuple[dict[int, int], float]:
+def _forward(nodes: list[MessageNode]) -> tuple[dict[int, int], float]:
     """Sends messages to later nodes; meanwhile chooses for each node the best beside what is chosen already."""
     choice: dict[int, int] = {}
     total = 0.0
@@ -258,7 +165,7 @@ def _forward(nodes: list[_Node]) -> tuple[dict[int, int], float]:
     return choice, total
 
 
-def _excess(node: _Node) -> Costs:
+def _excess(node: MessageNode) -> Costs:
     """Per candidate, by how much the bound of the last backward pass rises where it is chosen.
 
     The bound is a sum of minima, of a node's own part and of its edges to earlier nodes among others.
@@ -270,7 +177,7 @@ def _excess(node: _Node) -> Costs:
     return excess
 
 
-def _improve(nodes: list[_Node], choice: dict[int, int]) -> float:
+def _improve(nodes: list[MessageNode], choice: dict[int, int]) -> float:
     """Gives each node its best candidate beside the others' until none changes; returns by how much the cost grows."""
     change = 0.0
     for _ in range(_SWEEPS):
@@ -288,7 +195,7 @@ def _improve(nodes: list[_Node], choice: dict[int, int]) -> float:
     return change
 
 
-def _backward(nodes: list[_Node]) -> float:
+def _backward(nodes: list[MessageNode]) -> float:
     """Sends messages to earlier nodes, and returns the bound.
 
     What is subtracted from a message is the minimum of its edge with the share of the sender's costs that it carries;
@@ -300,5 +207,5 @@ def _backward(nodes: list[_Node]) -> float:
         shared = node.share * costs
         for link in node.earlier:
             bound += link.send(shared)
-        bound += (1 - len(node.earlier) * node.share) * float(_MIN(costs))
+        bound += (1 - len(node.earlier) * node.share) * float(MIN(costs))
     return bound
