@@ -1,8 +1,17 @@
 """Eight virtual CPU devices for every test, and meshes over them. Runs before any test module imports jax."""
 
 import os
+import sys
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
+
+_TESTS = Path(__file__).resolve().parent
+# Programs of one test are others', too, and those of processes that tests start.
+_SHARED = [".", "helpers", *sorted({str(path.parent.relative_to(_TESTS)) for path in _TESTS.rglob("test_*.py")})]
+_PATHS = [str(_TESTS / name) for name in (*_SHARED, "../scripts", "../examples")]
+sys.path[1:1] = _PATHS
+os.environ["PYTHONPATH"] = os.pathsep.join([*_PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
@@ -18,7 +27,6 @@ import ctypes
 import gc
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +39,23 @@ import sdy_jax as sdy
 from sdy_jax.lowering.strategies import shards
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+_FIRST = 3
+"""The cases of a parametrized test that `scripts/test` runs: the first, one in the middle and the last."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `scripts/test --all` alone runs: of tests with many cases all but a few."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        kept = {round(i * (len(found) - 1) / (_FIRST - 1)) for i in range(_FIRST)}
+        for number, item in enumerate(found):
+            if number not in kept:
+                item.add_marker(pytest.mark.more("further cases of the same test"))
 
 
 @pytest.fixture(scope="module", autouse=True)

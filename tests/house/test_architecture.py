@@ -1,0 +1,235 @@
+"""The house stands on its floors: rooms import only from rooms below; private jax names stay in one place."""
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+# Each room with the rooms that it may import from, all of them above it in this list: so there is no circle.
+ROOMS = {
+    "errors": "",
+    "jax_internals": "errors",
+    "representation": "errors",
+    "ir": "errors representation",
+    "runtime": "errors jax_internals representation",
+    "annotate": "errors jax_internals representation ir runtime",
+    "op_rules": "representation ir",
+    "propagation": "representation ir op_rules",
+    "verification": "representation ir",
+    "text": "errors representation ir verification",
+    "lowering.targets": "errors representation runtime",
+    "lowering.costs": "errors representation runtime lowering.targets",
+    "lowering.strips": "errors representation",
+    "lowering.reshard": "errors representation runtime lowering.targets lowering.costs lowering.strips",
+    "lowering.collectives": "errors representation ir runtime lowering.targets",
+    "lowering.emission": (
+        "errors representation ir runtime op_rules propagation lowering.targets lowering.strips lowering.reshard "
+        "lowering.collectives"
+    ),
+    "lowering.strategies": (
+        "errors representation ir runtime op_rules lowering.targets lowering.strips lowering.collectives "
+        "lowering.emission"
+    ),
+    "lowering.analysis": (
+        "errors representation ir runtime annotate op_rules propagation verification lowering.targets "
+        "lowering.costs lowering.reshard lowering.emission lowering.strategies"
+    ),
+    "lowering.interface": (
+        "representation ir op_rules lowering.targets lowering.costs lowering.collectives lowering.analysis"
+    ),
+    "lowering.candidates": (
+        "representation ir op_rules lowering.costs lowering.reshard lowering.strategies lowering.analysis"
+    ),
+    "lowering.proposal": "representation ir lowering.costs lowering.analysis lowering.interface lowering.candidates",
+    "lowering.prepare": (
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
+    ),
+    "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
+    "lowering.schedule": (
+        "representation ir runtime op_rules lowering.targets lowering.costs lowering.collectives "
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.prepare "
+        "lowering.memory"
+    ),
+    "lowering.insert": (
+        "errors representation ir op_rules propagation lowering.targets lowering.costs lowering.reshard "
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.candidates "
+        "lowering.proposal lowering.prepare lowering.schedule"
+    ),
+    "lowering.model": (
+        "representation ir op_rules lowering.targets lowering.costs lowering.reshard lowering.strategies "
+        "lowering.analysis lowering.interface lowering.candidates lowering.proposal"
+    ),
+    "lowering.solve": "errors representation lowering.model",
+    "lowering.whole_program": (
+        "errors representation ir op_rules lowering.targets lowering.analysis lowering.interface "
+        "lowering.candidates lowering.proposal lowering.prepare lowering.memory lowering.schedule lowering.insert "
+        "lowering.model lowering.solve"
+    ),
+    "lowering.recomputation": (
+        "representation ir op_rules lowering.targets lowering.strategies lowering.analysis lowering.interface "
+        "lowering.candidates lowering.proposal lowering.prepare lowering.schedule lowering.whole_program"
+    ),
+    "lowering.blocking": (
+        "representation ir op_rules lowering.targets lowering.collectives lowering.emission lowering.strategies "
+        "lowering.analysis lowering.interface lowering.prepare lowering.memory lowering.schedule lowering.insert "
+        "lowering.whole_program lowering.recomputation"
+    ),
+    "lowering": "",
+    "passes": "errors representation ir runtime annotate op_rules propagation text",
+    "partitioning": (
+        "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
+        "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
+    ),
+    "plan.record": "errors representation ir",
+    "plan.page": "errors representation plan.record",
+    "python_source": (
+        "errors representation ir runtime annotate op_rules lowering.targets lowering.emission "
+        "lowering.strategies lowering.interface"
+    ),
+    "plan.html": "plan.record",
+    "plan.border": "representation ir runtime annotate lowering.targets lowering.costs lowering.interface",
+    "plan.estimates": (
+        "errors representation ir op_rules lowering.targets lowering.emission lowering.analysis "
+        "lowering.interface lowering.memory"
+    ),
+    "plan.explanations": (
+        "errors representation ir annotate op_rules propagation lowering.costs lowering.interface lowering.model "
+        "lowering.solve lowering.whole_program passes plan.record plan.border"
+    ),
+    "plan": (
+        "errors representation ir annotate op_rules propagation lowering.targets lowering.costs lowering.emission "
+        "lowering.analysis lowering.interface lowering.proposal lowering.memory lowering.whole_program "
+        "lowering.recomputation lowering.blocking passes plan.record plan.page python_source plan.border "
+        "plan.estimates plan.explanations"
+    ),
+    "plan.fixes": (
+        "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
+    ),
+    "shard": (
+        "errors representation ir runtime annotate op_rules verification text lowering.strips lowering.reshard "
+        "lowering.collectives lowering.emission lowering.strategies lowering.interface passes plan.record "
+        "plan.border plan.estimates plan.explanations plan"
+    ),
+    "loading": (
+        "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
+    ),
+    "plan.measuring": "errors representation lowering.emission lowering.interface plan.page plan.estimates plan",
+    "processes": "errors jax_internals representation ir runtime plan.estimates plan",
+    "contracts": "errors representation ir op_rules lowering.interface plan.record plan.explanations plan",
+    "calls": (
+        "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
+        "lowering.emission lowering.interface plan.border plan.estimates plan shard loading processes contracts"
+    ),
+    "spec_trees": "errors representation annotate",
+    "pytest_plugin": "",
+    "testing": "errors lowering.costs plan.record plan calls pytest_plugin",
+    "commands": (
+        "errors representation ir runtime annotate verification text lowering.targets passes plan.record "
+        "plan.estimates plan shard loading contracts calls"
+    ),
+    "registration": (
+        "ir annotate lowering.strategies passes partitioning plan.record plan.page plan.html plan plan.fixes "
+        "shard loading plan.measuring"
+    ),
+    "__main__": "commands",
+    "__init__": (
+        "errors representation annotate lowering.costs passes plan.record plan shard loading contracts calls "
+        "spec_trees testing registration"
+    ),
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder, _, files in os.walk(ROOT / "sdy_jax", followlinks=True):
+        for path in (Path(folder, name) for name in files if name.endswith(".py")):
+            parts = path.relative_to(ROOT / "sdy_jax").with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def room_of(module: str) -> str:
+    """The longest room that a module is in; the top of the package is a room of its own."""
+    parts = module.split(".")
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((name for name in names if name in ROOMS), "__init__" if module in ("", "__init__") else module)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a file imports, without the package's name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "sdy_jax":
+            inside = (node.module or "").partition(".")[2]
+            for alias in node.names:
+                whole = f"{inside}.{alias.name}".removeprefix(".")
+                yield whole if whole in MODULES else inside
+        elif isinstance(node, ast.Import):
+            yield from (a.name.partition(".")[2] for a in node.names if a.name.split(".")[0] == "sdy_jax")
+
+
+def test_rooms_are_listed_from_the_ground_up() -> None:
+    seen: set[str] = set()
+    for room, below in ROOMS.items():
+        assert set(below.split()) <= seen, room
+        seen.add(room)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_room_imports_from_the_rooms_below_that_it_names(module: str) -> None:
+    room = room_of(module)
+    assert room in ROOMS, f"{module} is in no room"
+    taken = {room_of(name) for name in imports(MODULES[module])} - {room}
+    assert taken <= set(ROOMS[room].split())
+
+
+def test_there_is_no_circle_of_modules() -> None:
+    """Not even of those that only type checkers import."""
+    left = {name: {other for other in imports(path) if other in MODULES} - {name} for name, path in MODULES.items()}
+    while free := {name for name, taken in left.items() if not taken & left.keys()}:
+        left = {name: taken for name, taken in left.items() if name not in free}
+    assert not left
+
+
+def test_what_rooms_offer_to_rooms_below_is_imported_where_it_is_registered() -> None:
+    """So that the list of rooms has it, and type checkers see whether it is what the room below declares."""
+    from sdy_jax.registration.extensions import OFFERED, REGISTERING
+
+    seen = set(imports(MODULES["registration.extensions"]))
+    assert {name.removeprefix("sdy_jax.") for name in (*OFFERED.values(), *REGISTERING)} <= seen
+
+
+def test_only_the_faces_stand_at_the_top() -> None:
+    top = {path.name for path in (ROOT / "sdy_jax").glob("*.py")}
+    assert top == {"__init__.py", "__main__.py", "errors.py", "testing.py", "jax_internals.py"}
+
+
+def test_every_room_says_what_lives_there() -> None:
+    for folder in {path.parent for path in MODULES.values()}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_private_names_of_jax_are_used_in_one_module() -> None:
+    users = {name for name, path in MODULES.items() if "jax._src" in path.read_text()}
+    assert users <= {"jax_internals"}
+
+
+def test_the_representation_does_not_know_mlir_but_for_attributes() -> None:
+    knowing = {name for name, path in MODULES.items() if room_of(name) == "representation"}
+    assert {name for name in knowing if "jax.extend" in MODULES[name].read_text()} == {"representation.attributes"}
+
+
+def test_only_targets_and_the_forms_of_emission_say_which_devices_there_are() -> None:
+    """Planning asks the target instead: a new accelerator is one module."""
+    platforms, saying = {"cpu", "gpu", "tpu"}, set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())) if name.startswith("lowering.") else ():
+            said = node.value if isinstance(node, ast.Constant) else node.arg if isinstance(node, ast.keyword) else ""
+            saying |= {name} if said in platforms else set()
+    own = {"lowering.collectives.on_cpus", "lowering.collectives.on_tpus"}
+    assert {name for name in saying if not name.startswith("lowering.targets.")} == own

@@ -1,0 +1,107 @@
+"""The models of `scripts/bench_models` at toy sizes on eight devices: partitioned they are the plain functions."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import rows
+from models.common import Layout
+from models.llama import Llama, decoded, prefilled, trained
+from models.measure import Side
+from models.report import Result, markdown
+from models.text import Bert, Lstm, trained_bert, trained_lstm
+from models.vision import UNet, VisionTransformer, denoised, trained_on_images
+from partitioned_ops import mesh_of
+
+from sdy_jax.testing import assert_same
+
+TINY = Llama(2, 16, 4, 2, 8, 32, 64)
+MIXED = dataclasses.replace(TINY, experts=4, chosen=2)
+SPLIT = {"fsdp": 2, "model": 4}
+CASES = {
+    "scanned": (TINY, partial(trained, batch=4, sequence=8), SPLIT, rows.MEGATRON),
+    "unrolled": (
+        dataclasses.replace(TINY, scanned=False, checkpointed=False, tied=True),
+        partial(trained, batch=8, sequence=8),
+        {"fsdp": 8},
+        rows.FSDP,
+    ),
+    "by capacity": (
+        dataclasses.replace(MIXED, capacity=1.25),
+        partial(trained, batch=8, sequence=8),
+        {"fsdp": 2, "expert": 4},
+        rows.EXPERTS,
+    ),
+    "by sorting": (MIXED, partial(trained, batch=8, sequence=8), {"fsdp": 2, "expert": 4}, rows.EXPERTS),
+    "prefill": (TINY, partial(prefilled, batch=1, sequence=32), {"seq": 4, "model": 2}, rows.SEQUENCE),
+    "decode by batch": (TINY, partial(decoded, batch=4, sequence=16), {"data": 4, "model": 2}, rows.BATCH),
+    "decode by sequence": (TINY, partial(decoded, batch=4, sequence=16), {"seq": 4, "model": 2}, rows.CACHE),
+    "images": (VisionTransformer(2, 16, 4, 32, 4, 16, 8), partial(trained_on_images, batch=4), SPLIT, rows.MEGATRON),
+    "u-net": (UNet((8, 16), 16, 4, groups=4, heads=2), partial(denoised, batch=4), {"data": 2, "space": 4}, rows.SPACE),
+    "bert": (Bert(2, 16, 4, 32, 66), partial(trained_bert, batch=4, sequence=8), SPLIT, rows.MEGATRON),
+    "lstm": (Lstm(2, 16, 32, 64), partial(trained_lstm, batch=4, sequence=8), SPLIT, rows.MEGATRON),
+}
+
+
+def drawn(types):
+    """Arguments: small weights, positive second moments, tokens."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return jnp.asarray(rng.integers(0, 8, leaf.shape), leaf.dtype)
+        return jnp.asarray(np.abs(rng.normal(0, 0.2, leaf.shape)), leaf.dtype)
+
+    return jax.tree.map(draw, types)
+
+
+@pytest.mark.parametrize(
+    ("name", "constrained"),
+    [*((name, False) for name in CASES), *((name, True) for name in ("scanned", "by capacity", "u-net", "lstm"))],
+)
+def test_models_are_the_plain_functions(name, constrained):
+    model, make, axes, rules = CASES[name]
+    mesh = mesh_of(*axes.values())
+    mesh = jax.sharding.Mesh(mesh.devices, tuple(axes))
+    program = make(model, Layout(mesh, rules, constrained))
+    specs = Layout(mesh, rules)
+    assert_same(
+        program.run,
+        *drawn(program.arguments),
+        mesh=mesh,
+        in_shardings=specs.specs(program.named),
+        out_shardings=specs.specs(program.results),
+        rtol=3e-2,  # of bfloat16
+    )
+
+
+def test_rows_have_names_of_their_own_and_layouts_that_divide():
+    assert len({row.name for row in rows.ROWS}) == len(rows.ROWS)
+    for row in rows.ROWS:
+        mesh = jax.sharding.AbstractMesh(tuple(row.axes.values()), tuple(row.axes))
+        program = row.with_layers(1).make(row.with_layers(1).model, Layout(mesh, row.rules))
+        jax.tree.map(
+            lambda spec, leaf, mesh=mesh: jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape),
+            Layout(mesh, row.rules).specs(program.named),
+            program.arguments,
+        )
+
+
+def test_goals_that_a_row_misses_are_listed():
+    (row,) = (row for row in rows.ROWS if row.name == "llama-8b fsdp=256 v5e:16x16")
+    good = Side(planned=3, took=1, available=16, plan_memory=7, memory=7, plan_bytes=40, bytes=40, time=1, compiled=9)
+    jit = Side(memory=7, bytes=41, time=1, compiled=9)
+    assert not [*Result(row, False, good, jit).misses()]
+    bad = dataclasses.replace(good, planned=31, took=3, plan_memory=9, bytes=50, time=2)
+    assert [miss.split()[0] for miss in Result(row, False, bad, jit).misses()] == [
+        "planned", "planning", "memory", "bytes", "sends", "takes",
+    ]  # fmt: skip
+    loose = dataclasses.replace(good, memory=10, packed=7.5)
+    assert not [*Result(row, False, loose, jit).misses()] and "10 (7.5)" in Result(row, False, loose, jit).cells()
+    refused = Result(row, False, Side(error="out of memory", planned=3, memory=20), jit)
+    assert [*refused.misses()] == ["does not compile, jit's does: out of memory"] and "20!" in refused.cells()
+    text = markdown([Result(row, False, Side(error="hangs")), Result(row, True, good, jit)], {"jax": "1"})
+    assert "- llama-8b fsdp=256 v5e:16x16 free: no plan: hangs" in text and "jax 1" in text
