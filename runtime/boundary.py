@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.errors import SdyError, ShardingError
-from sdy_jax.jax_internals import weakly_typed
+from sdy_jax.jax_internals.sharding_types import weakly_typed
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding

@@ -31,7 +31,8 @@ from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import trace_and_lower, with_devices
+from sdy_jax.jax_internals.contexts import with_devices
+from sdy_jax.jax_internals.tracing import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding

@@ -32,14 +32,9 @@ from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals import (
-    CACHE_MISS,
-    already_explained,
-    context_mesh,
-    explains_traces,
-    forbids_traces,
-    tracing_allowed,
-)
+from sdy_jax.jax_internals.contexts import context_mesh
+from sdy_jax.jax_internals.dispatch import CACHE_MISS
+from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused

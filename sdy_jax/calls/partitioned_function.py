@@ -22,7 +22,7 @@ from sdy_jax.calls.planned_function import PlannedFunction, traced_on
 from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals import with_cache_miss
+from sdy_jax.jax_internals.dispatch import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan

@@ -33,7 +33,9 @@ from sdy_jax.calls.traces import Trace, is_planned, key_of_trace, trace_of
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
-from sdy_jax.jax_internals import ShardingTypeError, context_mesh, trace_settings, tracing_allowed, without_mesh
+from sdy_jax.jax_internals.contexts import context_mesh, trace_settings, without_mesh
+from sdy_jax.jax_internals.sharding_types import ShardingTypeError
+from sdy_jax.jax_internals.trace_messages import tracing_allowed
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan

@@ -27,7 +27,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
-from sdy_jax.jax_internals import with_module
+from sdy_jax.jax_internals.exported import with_module
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
