@@ -27,8 +27,8 @@ from sdy_jax.propagation.blockers import Blockers, Reason
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
 from sdy_jax.representation.axes import overlaps
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.text import parse_axis
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 

@@ -45,7 +45,8 @@ from sdy_jax.processes.lowered_program import ComparedLowered
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.representation.types import explicit_axes
-from sdy_jax.runtime.boundary import check_devices, splits_by_parts
+from sdy_jax.runtime.boundary import splits_by_parts
+from sdy_jax.runtime.function_mesh import check_devices
 
 _REPORTED = 4
 """How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves. Chosen:

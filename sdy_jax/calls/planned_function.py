@@ -44,8 +44,8 @@ from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import report_notes, too_large, warn_of
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.types import explicit_axes
-from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
 from sdy_jax.runtime.devices import device_kind
+from sdy_jax.runtime.function_mesh import auto_mesh, checked_mesh
 
 OfDerivative = Callable[[str, Options, Plan, Callable[..., Any], Any, Any, str], Planned]
 """Partitions a function of a derivative: by the name of the function that is differentiated, the options, the plan of

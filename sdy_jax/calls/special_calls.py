@@ -20,7 +20,7 @@ from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.references import VALUES, ReferenceCall, bring, check_split, of_values
 from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
 from sdy_jax.calls.vmapped_calls import MappedLater
-from sdy_jax.runtime.boundary import is_whole_elsewhere
+from sdy_jax.runtime.function_mesh import is_whole_elsewhere
 from sdy_jax.runtime.layouts import layout_of
 
 Run = Callable[..., Any]

@@ -16,7 +16,7 @@ from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.representation.named import AnyMesh
-from sdy_jax.runtime.boundary import auto_mesh
+from sdy_jax.runtime.function_mesh import auto_mesh
 
 
 def with_stated_shardings(function: PlannedFunction) -> Callable[..., Any]:

@@ -37,8 +37,8 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text
-from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.devices import lowering_platform, mesh_on_devices
+from sdy_jax.runtime.function_mesh import checked_mesh
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
 from sdy_jax.shard.op_meshes import device_meshes, rename_mesh, symbols
