@@ -122,7 +122,7 @@ class JittedFunction:
 
     def _as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         """Ahead of a call only traces of the user's function are forbidden by `jax.no_tracing`."""
-        is_known = forbids_traces() and self._function.is_traced(self._function.arguments(args, kwargs))
+        is_known = forbids_traces() and self._function.traced.is_traced(self._function.arguments(args, kwargs))
         return tracing_allowed() if is_known else nullcontext()
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
@@ -131,7 +131,7 @@ class JittedFunction:
         if not explains_traces():
             return nullcontext()
         call = self._function.arguments(args, kwargs)
-        if self._function.is_traced(call):
+        if self._function.traced.is_traced(call):
             return already_explained()
         if (why := self._function.why_again(call)) is None:
             return nullcontext()
@@ -169,7 +169,7 @@ class JittedFunction:
         choice = self._chosen(call)
         if not call.elsewhere:
             return choice
-        moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.donated(call))
+        moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))
         return DispatchChoice(moved, lasts=False)
 
     def _chosen(self, call: Arguments, is_alone: bool = False, is_ahead: bool = False) -> DispatchChoice:
@@ -264,7 +264,7 @@ class JittedFunction:
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments)
         call = call.alone if is_alone else call
-        donated = self._function.donated(arguments)
+        donated = self._function.traced.donated(arguments)
         if donated and not is_told and self._function.options.out_shardings is not None:
             warn_of_unusable(call, mesh, donated)
         _check_whole(call.plan.results, call.result_types)

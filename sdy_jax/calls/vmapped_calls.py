@@ -62,7 +62,7 @@ class MappedLater:
 
         def flat(*xs: Any) -> Any:
             dynamic, named = jax.tree.unflatten(tree, xs)
-            return self._function.inner(statics, mesh)(*dynamic, **named)
+            return self._function.traced.inner(statics, mesh)(*dynamic, **named)
 
         call = _Call(self, mesh, regions.trace(flat, values))
         if not any(isinstance(value, jax.core.Tracer) for value in call.traced.captured):
