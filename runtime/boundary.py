@@ -1,9 +1,8 @@
-"""The edge between jax's arrays and the per-device function: shardings in and out, key arrays, Explicit meshes."""
+"""The edge between jax's arrays and the per-device function: shardings in and out, Explicit meshes."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,11 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.errors import SdyError, ShardingError
-from sdy_jax.jax_internals import weakly_typed
+from sdy_jax.errors import SdyError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
@@ -24,7 +21,9 @@ from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
-from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh, in_place_of_context
+from sdy_jax.runtime.function_mesh import auto_mesh
+from sdy_jax.runtime.mesh import RefinedMesh, in_place_of_context
+from sdy_jax.runtime.raw_arrays import raw_array, raw_type, wrapped_array
 
 
 class Boundary:
@@ -61,9 +60,9 @@ class Boundary:
         self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[Any], out_info: Sequence[Any]
     ) -> list[Any]:
         """Calls `function` on the shards of `arguments`; `out_info` has the types of the results."""
-        raw = [_raw(x) for x in arguments]
-        results = self._on_shards(function, raw, self._whole(arguments, out_info), list(map(_raw_type, out_info)))
-        return [_wrapped(x, info) for x, info in zip(results, out_info, strict=True)]
+        raw = [raw_array(x) for x in arguments]
+        results = self._on_shards(function, raw, self._whole(arguments, out_info), list(map(raw_type, out_info)))
+        return [wrapped_array(x, info) for x, info in zip(results, out_info, strict=True)]
 
     def _on_shards(
         self,
@@ -258,108 +257,3 @@ def _on_axes_of(spec: Any, mesh: AnyMesh) -> TensorSharding | None:
     if own == base:
         return spec
     return rewritten(spec, own, base, "mesh") if can_express(own, base) else None
-
-
-def auto_mesh(mesh: AnyMesh) -> AnyMesh:
-    """The same mesh with Auto axes: shardings are stated, not part of types."""
-    if isinstance(mesh, jax.sharding.AbstractMesh):
-        return abstract_mesh(mesh.axis_sizes, mesh.axis_names, mesh.abstract_device)
-    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-
-
-def checked_mesh(mesh: object) -> AnyMesh:
-    """The mesh itself, or that of the surroundings. One that has no devices may be planned on.
-
-    Raises:
-        ShardingError: there is no mesh.
-    """
-    if mesh is None or getattr(mesh, "empty", False):
-        mesh = jax.sharding.get_abstract_mesh()
-    if getattr(mesh, "empty", False):
-        raise ShardingError(
-            "partition needs a mesh: pass mesh=jax.make_mesh(shape, names), or call the function under jax.set_mesh"
-        )
-    if isinstance(mesh, Mesh) and mesh.axes:
-        return abstract_mesh([axis.size for axis in mesh.axes], mesh.axis_names)
-    if not isinstance(mesh, AnyMesh):
-        raise _no_mesh(mesh)
-    return mesh
-
-
-def check_devices(path: str, x: Any, mesh: AnyMesh) -> None:
-    """Whether jit takes an array together with a mesh.
-
-    Raises:
-        ShardingError: it is on other devices than the mesh's, or on the same in another order; `path` names it.
-    """
-    if (problem := _elsewhere(x, mesh)) is not None:
-        raise ShardingError(
-            f"`{path}` {problem}; to fix: move it first, by jax.device_put(x, NamedSharding(mesh, ...)) with the mesh "
-            f"{mesh_from_jax(mesh)} of the function, or partition on the array's mesh"
-        )
-
-
-def is_whole_elsewhere(x: Any, mesh: AnyMesh) -> bool:
-    """Whether an array is committed to devices that are not those of the mesh, or in another order, and each of them
-    has all of it."""
-    return _elsewhere(x, mesh) is not None and bool(x.sharding.is_fully_replicated)
-
-
-def _elsewhere(x: Any, mesh: AnyMesh) -> str | None:
-    """Where an array lies, if that is not on the devices of the mesh."""
-    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not x.committed:
-        return None
-    if not isinstance(mesh, jax.sharding.Mesh):
-        return None
-    own = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
-    if own == mesh:
-        return None
-    if x.sharding.device_set != {*mesh.devices.flat}:
-        count = len(x.sharding.device_set)
-        devices = "a single device" if count == 1 else f"{count} devices"
-        return f"lies on {devices}, not on the {mesh.size} of the function's mesh"
-    if isinstance(own, jax.sharding.Mesh) and own.devices.flat[:].tolist() != mesh.devices.flat[:].tolist():
-        return "lies on the devices of the function's mesh in another order, and a jitted function has one order"
-    return None
-
-
-def _raw(x: Any) -> Any:
-    """A key array's words; everything else as it is."""
-    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return x
-    return jax.random.key_data(x)
-
-
-def _raw_type(info: Any) -> Any:
-    """The type of `_raw` of a value of this type."""
-    return jax.eval_shape(_raw, info) if jnp.issubdtype(info.dtype, jax.dtypes.prng_key) else info
-
-
-def _wrapped(x: jax.Array, info: Any) -> Any:
-    """A result as the plain function returns it: words of keys as keys, weak types weak, float0 as numpy's."""
-    if info.dtype == jax.dtypes.float0:
-        return np.zeros(info.shape, jax.dtypes.float0)
-    if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), info.dtype)))
-    return weakly_typed(x) if info.weak_type else x
-
-
-def _no_mesh(mesh: Any) -> ShardingError:
-    """Something in place of a mesh."""
-    return ShardingError(
-        f"partition got the {type(mesh).__name__} {mesh}, which has no devices; pass mesh={_make_mesh(mesh)}"
-    )
-
-
-def _make_mesh(given: Any) -> str:
-    """A `jax.make_mesh` call to suggest in an error."""
-    if isinstance(given, str):
-        given = dict(re.findall(r"(\w+)=(\d+)", given))
-    if isinstance(given, dict) and given:
-        sizes, names = tuple(map(int, given.values())), tuple(map(str, given))
-    elif isinstance(given, (tuple, list)) and given and all(isinstance(n, int) for n in given):
-        sizes, names = tuple(given), ("data", "model")[: len(given)]
-        names += tuple(f"axis{i}" for i in range(2, len(given)))
-    else:
-        return "jax.make_mesh(shape, names)"
-    return f"jax.make_mesh({sizes}, {names})"

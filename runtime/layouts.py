@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.jax_internals import primal_of, tiles_of
+from sdy_jax.jax_internals.derivatives import primal_of
+from sdy_jax.jax_internals.sharding_types import tiles_of
 from sdy_jax.representation.named import AnyMesh, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import can_express, on_devices_of

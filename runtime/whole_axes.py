@@ -14,7 +14,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, AxisType
 
-from sdy_jax.jax_internals import in_manual_axes, lowered_on_mesh, without_named_axes
+from sdy_jax.jax_internals.named_axes import in_manual_axes, lowered_on_mesh, without_named_axes
 from sdy_jax.representation.named import AnyMesh
 
 

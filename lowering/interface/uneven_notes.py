@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from sdy_jax.ir.graph import itemsize
+from sdy_jax.ir.tensor_types import itemsize
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text, listed_axes, type_text

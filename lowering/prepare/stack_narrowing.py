@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Block, Graph, Op, Value, itemsize
+from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.stored_shardings import LISTS, store_results
+from sdy_jax.ir.tensor_types import itemsize
 from sdy_jax.lowering.analysis.fusion import moves
 from sdy_jax.lowering.analysis.trip_counts import trips
 from sdy_jax.lowering.strategies.registry import PARTIAL_ACCESS

@@ -5,7 +5,7 @@ Each annotation of SDY's compiler API stands in its own module; `program` traces
 
 from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
     barrier,
-    collectives,
+    collective_primitive,
     constraints,
     custom_ops,
     custom_partitioning,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sdy_jax.annotate.rewriting import Rewriting
-from sdy_jax.jax_internals import CALLBACKS, debug_callback_p, debug_effect, has_ordered
+from sdy_jax.jax_internals.callbacks import CALLBACKS, debug_callback_p, debug_effect, has_ordered
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, call_function
-from sdy_jax.jax_internals import CALLBACKS, effects_of, has_ordered
+from sdy_jax.jax_internals.callbacks import CALLBACKS, effects_of, has_ordered
 from sdy_jax.runtime.callback_waits import Waited
 
 

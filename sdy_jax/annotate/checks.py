@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.jax_internals import check_p
+from sdy_jax.jax_internals.checks import check_p
 
 
 @emission(check_p)

@@ -23,7 +23,8 @@ from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import PARTITIONED, CustomOp, Placed, Specs, call_function
-from sdy_jax.jax_internals import custom_partitioning_p, sharding_rule_of, spec_on
+from sdy_jax.jax_internals.custom_partitioning import custom_partitioning_p, sharding_rule_of
+from sdy_jax.jax_internals.sharding_types import spec_on
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.named import AnyMesh, entry_names
 

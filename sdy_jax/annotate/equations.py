@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr  # type: ignore[attr-defined, unu
 
 from sdy_jax.ir.hidden_frames import PACKAGE
 from sdy_jax.ir.locations import is_in_library
-from sdy_jax.jax_internals import effects_on_axes, mapped_axes
+from sdy_jax.jax_internals.named_axes import effects_on_axes, mapped_axes
 
 _NAMES = ("axis_name", "axes")
 """The parameters by which collectives name axes."""

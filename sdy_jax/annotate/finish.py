@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.collectives import COLLECTIVE
+from sdy_jax.annotate.collective_primitive import COLLECTIVE
 from sdy_jax.annotate.constraints import BORDER, EDGE
 from sdy_jax.annotate.finish_collectives import settle_collective
 from sdy_jax.errors import ShardingError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.collectives import axes_alone
+from sdy_jax.annotate.collective_primitive import axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line

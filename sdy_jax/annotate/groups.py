@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ShardingError
-from sdy_jax.jax_internals import shard_alike_p
+from sdy_jax.jax_internals.sharding_types import shard_alike_p
 
 
 def sharding_group(x: Any, group_id: int) -> Any:

@@ -18,7 +18,7 @@ from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.annotate.specs import Stated, with_dimension
 from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals import lower_region
+from sdy_jax.jax_internals.lowering import lower_region
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import Literal
 from jax.extend.mlir import ir
 from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate import callbacks, checks, scans, sharding_inspection  # noqa: F401  (register how they are written)
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
-from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
-from sdy_jax.annotate.automatic import AUTO
-from sdy_jax.annotate.border_types import argument_type, in_memory, in_stated_type, on_mesh, type_of_result, with_type
-from sdy_jax.annotate.callback_order import unordered
-from sdy_jax.annotate.equations import named_axes
-from sdy_jax.annotate.explicit_shardings import marked, settle_types
-from sdy_jax.annotate.finish import finish
-from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
-from sdy_jax.annotate.mesh_symbols import declare_mesh
-from sdy_jax.annotate.site import Site, tracing
-from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.ir.extensions import Extension
-from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
-from sdy_jax.ir.statements import DERIVED
-from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import trace_and_lower, with_devices
+from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.stored_shardings import entries_of, set_entries
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes, type_elsewhere
 from sdy_jax.runtime.device_orders import rewritten
-from sdy_jax.runtime.devices import lowering_platform
-from sdy_jax.runtime.host_memory import is_on_host, states_host
 
 if TYPE_CHECKING:
     from jax.export import Exported
@@ -149,193 +127,3 @@ class Program:
             (8, 3)
         """
         return RUN_LOCAL.function(self, mesh, in_specs, out_specs)
-
-
-def from_function(
-    fun: Callable[..., Any],
-    leaves: Sequence[Leaf],
-    tree: PyTreeDef,
-    out_shardings: Any,
-    mesh: Mesh,
-    jax_mesh: AnyMesh,
-    keep_types: bool = False,
-    in_context: bool = True,
-) -> Program:
-    """Traces `fun` to a program, with the users' shardings on its arguments and results.
-
-    Args:
-        fun: called as `fun(*args, **kwargs)` with `(args, kwargs)` rebuilt from the leaves by `tree`. Errors of tracing
-            name it, and its arguments, by its name, signature and line.
-        leaves: the input leaves: paths, `ShapeDtypeStruct`s without sharding, and specifications.
-        out_shardings: a prefix tree of specifications of the results.
-        mesh, jax_mesh: the mesh, in both vocabularies. On the latter's Explicit axes the function sees types.
-        keep_types: whether results have the types that they are computed with, whatever is stated for them.
-        in_context: whether the mesh is in context while `fun` is traced, and types on Auto axes show it; else what is
-            in context around the call.
-    """
-    avals = tuple(argument_type(leaf, mesh, jax_mesh) for leaf in leaves)
-
-    @functools.wraps(fun)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        result = _arrays(fun(*args, **kwargs))
-        if keep_types or not site.is_typed:
-            return result
-        stated = match_prefix(out_shardings, result, "result", "out_shardings")
-        return jax.tree.unflatten(jax.tree.structure(result), [in_stated_type(leaf, mesh, jax_mesh) for leaf in stated])
-
-    site = Site(mesh, jax_mesh)
-    context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
-    devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
-    with context, devices, tracing(site):
-        platform = lowering_platform(jax_mesh)
-        shows_mesh = in_context and not site.is_typed
-        types = [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals
-        seen = [in_memory(x, leaf, jax_mesh) for x, leaf in zip(types, leaves, strict=True)]
-        args, kwargs = jax.tree.unflatten(tree, seen)
-        change = functools.partial(_lowered, site)
-        traced = functools.partial(
-            trace_and_lower, checked, args, kwargs, jax_mesh, platform, site.lowering_rules, change
-        )
-        module, jaxpr, results, constants = _with_devices_if_needed(traced, jax_mesh)
-    if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
-        raise ClosedOverReferences(refs)
-    out_info, out_tree = jax.tree.flatten(results)
-    if site.is_typed:  # jax leaves the types on a mesh with axes of both kinds out
-        out_info = [with_type(info, aval) for info, aval in zip(out_info, jaxpr.out_avals, strict=True)]
-        results = jax.tree.unflatten(out_tree, out_info)
-    outputs = match_prefix(out_shardings, results, "result", "out_shardings")
-    with module.context, ir.Location.unknown(module.context):
-        if site.is_typed:
-            settle_types(module.operation)
-        if site.unfinished:
-            finish(module.operation, site.collectives)
-        mesh_name = declare_mesh(module.operation, mesh)
-        # A copy of its own: an operation does not keep the module object alive that jax made.
-        program = Program(
-            copied(module),
-            mesh,
-            mesh_name,
-            constants,
-            tuple(leaf.path for leaf in leaves),
-            tuple(leaf.path for leaf in outputs),
-            avals,
-            tuple(out_info),
-            tree,
-            out_tree,
-            jaxpr=jaxpr,
-            unreduced_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
-            automatic_arguments=_automatic(leaves),
-            automatic_results=_automatic(outputs),
-            unchecked=site.unchecked,
-            is_typed=site.is_typed,
-            host_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.is_on_host),
-            host_results=_on_host(jaxpr.out_avals, outputs),
-            types_elsewhere=_types_elsewhere(jaxpr, leaves, outputs, jax_mesh),
-        )
-        _annotate(program, leaves, outputs, jax_mesh, keep_types)
-    return program
-
-
-def _lowered(site: Site, jaxpr: Any) -> Any:
-    """The jaxpr that is lowered.
-
-    Raises:
-        ShardingError: a `jax.shard_map` in it is on other devices, or on these in another order.
-        NamesMappedAxes: it uses an axis of a `jax.vmap` around the function.
-    """
-    check_mapped_meshes(jaxpr, site.jax_mesh)
-    if axes := named_axes(jaxpr):
-        raise NamesMappedAxes(axes)
-    return marked(unordered(jaxpr)) if site.is_typed else unordered(jaxpr)
-
-
-_WITHOUT_DEVICES = "Length of device assignment"
-"""What jax says of types on Explicit axes, to which the function moves arrays, where it knows no devices."""
-
-
-def _with_devices_if_needed(traced: Callable[[], Any], mesh: AnyMesh) -> Any:
-    """What this returns, with the devices of a mesh in context only if jax refuses it without: there jax (0.12)
-    does not lower a `jax.shard_map` on another mesh."""
-    try:
-        return traced()
-    except ValueError as error:
-        if _WITHOUT_DEVICES not in str(error):
-            raise
-    with with_devices(mesh):
-        return traced()
-
-
-def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
-    return frozenset(i for i, leaf in enumerate(leaves) if leaf.spec is AUTO)
-
-
-def _on_host(avals: Sequence[Any], outputs: Sequence[Leaf]) -> frozenset[int]:
-    pairs = enumerate(zip(avals, outputs, strict=True))
-    return frozenset(i for i, (aval, leaf) in pairs if is_on_host(aval) or states_host(leaf.spec))
-
-
-def _types_elsewhere(
-    jaxpr: Any, leaves: Sequence[Leaf], outputs: Sequence[Leaf], mesh: AnyMesh
-) -> tuple[NamedSharding | None, ...]:
-    """The types on other meshes of results for which nothing is stated: those of arguments that are passed through, and
-    those that the function gives them."""
-    passed = dict(zip(jaxpr.jaxpr.invars[len(jaxpr.jaxpr.invars) - len(leaves) :], leaves, strict=True))
-    found = []
-    for variable, leaf in zip(jaxpr.jaxpr.outvars, outputs, strict=True):
-        source = None if isinstance(variable, Literal) else passed.get(variable)
-        own = type_elsewhere(variable.aval, mesh) if source is None else source.elsewhere
-        found.append(own if leaf.spec is None else None)
-    return tuple(found)
-
-
-def _arrays(result: Any) -> Any:
-    """The tree itself, if all its leaves are arrays or numbers."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
-        try:
-            jax.typeof(leaf)
-        except TypeError:
-            raise no_result(f"result{jax.tree_util.keystr(path)}", leaf) from None
-        if is_token(leaf):
-            raise HoldsTokens(f"result{jax.tree_util.keystr(path)}")
-    return result
-
-
-def _annotate(
-    program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: AnyMesh, keep_types: bool
-) -> None:
-    """Writes the specified shardings on main's arguments and results; where they `keep_types`, these come first."""
-    main = main_function(program.module)
-    first, arguments, returned = len(program.constants), body_of(main).arguments, returned_by(main)
-    given = {
-        first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings", jax_mesh)
-        for i, leaf in enumerate(inputs)
-    }
-    set_function_shardings(main, "arg_attrs", given if explicit_axes(jax_mesh) else _without_none(given))
-    wanted = {
-        i: _resolved(leaf, returned[i].type, program, "out_shardings", jax_mesh) for i, leaf in enumerate(outputs)
-    }
-    if explicit_axes(jax_mesh):  # where jax has written types
-        types = {
-            i: type_of_result(leaf, returned[i].type, program.mesh_name, jax_mesh) for i, leaf in enumerate(outputs)
-        }
-        derived = [i for i, type_ in types.items() if type_ is not None and (keep_types or wanted[i] is None)]
-        set_function_shardings(main, "res_attrs", {**wanted, **{i: types[i] for i in derived}})
-        return _mark_derived(main, derived)
-    set_function_shardings(main, "res_attrs", _without_none(wanted))
-
-
-def _mark_derived(main: ir.Operation, results: Iterable[int]) -> None:
-    """Says of results that nobody stated their shardings, which are those of their types."""
-    entries = entries_of(main, "res_attrs")
-    for number in results:
-        entries[number][DERIVED] = ir.UnitAttr.get(main.context)
-    set_entries(main, "res_attrs", entries)
-
-
-def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: AnyMesh) -> TensorSharding | None:
-    sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
-    return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
-
-
-def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:
-    return {number: sharding for number, sharding in shardings.items() if sharding is not None}

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sdy_jax.annotate.sharding_display import Shown
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.ir.custom_ops import INSPECTED, Callback, call_function
-from sdy_jax.jax_internals import inspect_sharding_p
+from sdy_jax.jax_internals.callbacks import inspect_sharding_p
 from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.layouts import named

@@ -18,7 +18,7 @@ from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ParseError, SdyError, ShardingError
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
-from sdy_jax.representation.text import parse_rule
+from sdy_jax.representation.rule_text import parse_rule
 from sdy_jax.representation.verify import verify_rule
 
 P = ParamSpec("P")

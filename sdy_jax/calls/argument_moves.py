@@ -11,7 +11,7 @@ import jax
 
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.planned_call import PlannedCall
-from sdy_jax.runtime.boundary import auto_mesh
+from sdy_jax.runtime.function_mesh import auto_mesh
 from sdy_jax.runtime.layouts import named
 
 

@@ -19,7 +19,7 @@ from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.border.border_moves import BorderMove, moves_at_border
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.types import explicit_axes, sharding_in
-from sdy_jax.runtime.boundary import is_whole_elsewhere
+from sdy_jax.runtime.function_mesh import is_whole_elsewhere
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
 UNPLACED = "unplaced"

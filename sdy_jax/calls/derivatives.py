@@ -23,7 +23,7 @@ import numpy as np
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.linear_map import Flat, LinearMap
 from sdy_jax.calls.tangent_op import WithTangents
-from sdy_jax.jax_internals import pulled_back
+from sdy_jax.jax_internals.derivatives import pulled_back
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan

@@ -32,14 +32,9 @@ from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals import (
-    CACHE_MISS,
-    already_explained,
-    context_mesh,
-    explains_traces,
-    forbids_traces,
-    tracing_allowed,
-)
+from sdy_jax.jax_internals.contexts import context_mesh
+from sdy_jax.jax_internals.dispatch import CACHE_MISS
+from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused
@@ -50,7 +45,8 @@ from sdy_jax.processes.lowered_program import ComparedLowered
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.representation.types import explicit_axes
-from sdy_jax.runtime.boundary import check_devices, splits_by_parts
+from sdy_jax.runtime.boundary import splits_by_parts
+from sdy_jax.runtime.function_mesh import check_devices
 
 _REPORTED = 4
 """How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves. Chosen:
@@ -126,7 +122,7 @@ class JittedFunction:
 
     def _as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         """Ahead of a call only traces of the user's function are forbidden by `jax.no_tracing`."""
-        is_known = forbids_traces() and self._function.is_traced(self._function.arguments(args, kwargs))
+        is_known = forbids_traces() and self._function.traced.is_traced(self._function.arguments(args, kwargs))
         return tracing_allowed() if is_known else nullcontext()
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
@@ -135,7 +131,7 @@ class JittedFunction:
         if not explains_traces():
             return nullcontext()
         call = self._function.arguments(args, kwargs)
-        if self._function.is_traced(call):
+        if self._function.traced.is_traced(call):
             return already_explained()
         if (why := self._function.why_again(call)) is None:
             return nullcontext()
@@ -173,7 +169,7 @@ class JittedFunction:
         choice = self._chosen(call)
         if not call.elsewhere:
             return choice
-        moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.donated(call))
+        moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))
         return DispatchChoice(moved, lasts=False)
 
     def _chosen(self, call: Arguments, is_alone: bool = False, is_ahead: bool = False) -> DispatchChoice:
@@ -268,7 +264,7 @@ class JittedFunction:
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments)
         call = call.alone if is_alone else call
-        donated = self._function.donated(arguments)
+        donated = self._function.traced.donated(arguments)
         if donated and not is_told and self._function.options.out_shardings is not None:
             warn_of_unusable(call, mesh, donated)
         _check_whole(call.plan.results, call.result_types)

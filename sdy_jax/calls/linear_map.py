@@ -13,9 +13,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.jax_internals import on_checkify
+from sdy_jax.jax_internals.checks import on_checkify
 from sdy_jax.representation.named import AnyMesh
-from sdy_jax.runtime.boundary import auto_mesh
+from sdy_jax.runtime.function_mesh import auto_mesh
 from sdy_jax.runtime.mesh import in_place_of_context
 
 Flat = Callable[..., Sequence[Any]]

@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.annotate.equations import all_equations
 from sdy_jax.errors import ShardingError
-from sdy_jax.jax_internals import context_mesh
+from sdy_jax.jax_internals.contexts import context_mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.types import explicit_axes
-from sdy_jax.runtime.boundary import checked_mesh
+from sdy_jax.runtime.function_mesh import checked_mesh
 from sdy_jax.runtime.layouts import as_named, as_stated, layout_of
 
 _KNOWN = (NamedSharding, SingleDeviceSharding)

@@ -18,11 +18,12 @@ from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
-from sdy_jax.calls.planned_function import PlannedFunction, traced_on
+from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.special_calls import SpecialCalls
+from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals import with_cache_miss
+from sdy_jax.jax_internals.dispatch import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
@@ -231,5 +232,5 @@ def _derivative(
 ) -> _InnerFunction[..., Any]:
     # It does not know the function whose derivative it is: jax keeps it with what it has traced, which goes with that.
     made = _InnerFunction(fun, dataclasses.replace(options, in_shardings=in_shardings, out_shardings=out_shardings))
-    made._function.name, made._function.of = f"{name} ({role})", of
+    made._function.set_origin(f"{name} ({role})", of)
     return made

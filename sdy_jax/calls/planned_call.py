@@ -19,7 +19,8 @@ from sdy_jax.calls.live_arguments import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
-from sdy_jax.jax_internals import effects_of_checks, with_all_axes
+from sdy_jax.jax_internals.checks import effects_of_checks
+from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.axis_removal import without_axes

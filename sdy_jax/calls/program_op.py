@@ -26,7 +26,11 @@ from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, o
 from sdy_jax.calls.linear_map import Flat, in_type_of
 from sdy_jax.calls.tangent_op import WithTangents, mapped
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.jax_internals import debug_effect, lowered_in_place, mapped_results, on_checkify, runs_again
+from sdy_jax.jax_internals.batching import mapped_results
+from sdy_jax.jax_internals.callbacks import debug_effect
+from sdy_jax.jax_internals.checks import on_checkify
+from sdy_jax.jax_internals.derivatives import runs_again
+from sdy_jax.jax_internals.lowering import lowered_in_place
 from sdy_jax.representation.sharding import OPEN, TensorSharding
 from sdy_jax.representation.types import sharding_in
 

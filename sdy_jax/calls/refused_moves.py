@@ -14,7 +14,7 @@ from sdy_jax.annotate.specs import PARTITION, resolve
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
-from sdy_jax.runtime.boundary import is_whole_elsewhere
+from sdy_jax.runtime.function_mesh import is_whole_elsewhere
 
 
 def check_moves(leaves: Iterable[Leaf], mesh: AnyMesh) -> None:

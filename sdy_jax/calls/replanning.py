@@ -7,7 +7,7 @@ from typing import Any
 
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.calls.arguments import Arguments
-from sdy_jax.jax_internals import Settings, trace_settings
+from sdy_jax.jax_internals.contexts import Settings, trace_settings
 from sdy_jax.representation.type_text import array_text
 
 

@@ -18,7 +18,7 @@ from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
-from sdy_jax.runtime.boundary import checked_mesh
+from sdy_jax.runtime.function_mesh import checked_mesh
 from sdy_jax.runtime.layouts import layout_of
 
 

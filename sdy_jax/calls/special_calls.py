@@ -20,7 +20,7 @@ from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.references import VALUES, ReferenceCall, bring, check_split, of_values
 from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
 from sdy_jax.calls.vmapped_calls import MappedLater
-from sdy_jax.runtime.boundary import is_whole_elsewhere
+from sdy_jax.runtime.function_mesh import is_whole_elsewhere
 from sdy_jax.runtime.layouts import layout_of
 
 Run = Callable[..., Any]
@@ -141,7 +141,7 @@ class SpecialCalls:
         key = (call.where, *map(id, self._closed_over), *layouts)
         if key not in self._of_values:
             options = self._function.options
-            stated = self._function.stated_by_name() if self._closed_over else options.in_shardings
+            stated = self._function.traced.stated_by_name() if self._closed_over else options.in_shardings
             options = dataclasses.replace(options, in_shardings=stated, out_shardings=(options.out_shardings, layouts))
             fun = of_values(self._function.fun, call.where, self._closed_over)
             self._of_values[key] = self._partition(fun, options, False)

@@ -16,7 +16,7 @@ from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.representation.named import AnyMesh
-from sdy_jax.runtime.boundary import auto_mesh
+from sdy_jax.runtime.function_mesh import auto_mesh
 
 
 def with_stated_shardings(function: PlannedFunction) -> Callable[..., Any]:
@@ -28,7 +28,7 @@ def with_stated_shardings(function: PlannedFunction) -> Callable[..., Any]:
         dynamic, named = jax.tree.unflatten(tree, _constrained(leaves, mesh, "in_shardings"))
         around = mesh if any(_has_type(leaf.value) for leaf in leaves) else auto_mesh(mesh)
         with jax.sharding.use_abstract_mesh(around.abstract_mesh):
-            result = function.inner(statics, mesh)(*dynamic, **named)
+            result = function.traced.inner(statics, mesh)(*dynamic, **named)
             stated = match_prefix(function.options.out_shardings, result, "result", "out_shardings")
             values = _constrained(stated, around, "out_shardings")
         return jax.tree.unflatten(jax.tree.structure(result), values)

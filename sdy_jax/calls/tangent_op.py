@@ -16,7 +16,9 @@ from jax.extend.core import Primitive, mapped_aval, no_effects, unmapped_aval
 from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.calls.linear_map import Flat
-from sdy_jax.jax_internals import mapped_results, on_checkify, on_partial_evaluation
+from sdy_jax.jax_internals.batching import mapped_results
+from sdy_jax.jax_internals.checks import on_checkify
+from sdy_jax.jax_internals.derivatives import on_partial_evaluation
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

@@ -15,7 +15,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.ir.operations import body_of
-from sdy_jax.jax_internals import trace_settings
+from sdy_jax.jax_internals.contexts import trace_settings
 from sdy_jax.plan.plan import Plan
 
 

@@ -23,7 +23,8 @@ from sdy_jax.annotate.named import StatedSpecs, give_derivatives, mapped, specs_
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.statics import Statics
-from sdy_jax.jax_internals import mapped_results, trace_state
+from sdy_jax.jax_internals.batching import mapped_results
+from sdy_jax.jax_internals.contexts import trace_state
 
 Partition = Callable[[Callable[..., Any], Options, bool], Any]
 
@@ -61,7 +62,7 @@ class MappedLater:
 
         def flat(*xs: Any) -> Any:
             dynamic, named = jax.tree.unflatten(tree, xs)
-            return self._function.inner(statics, mesh)(*dynamic, **named)
+            return self._function.traced.inner(statics, mesh)(*dynamic, **named)
 
         call = _Call(self, mesh, regions.trace(flat, values))
         if not any(isinstance(value, jax.core.Tracer) for value in call.traced.captured):

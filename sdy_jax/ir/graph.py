@@ -6,9 +6,7 @@ module's structure changes. Only shardings are changed through it (`Graph.set_sh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -18,7 +16,7 @@ from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, title_of
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, store_results, stored_results
-from sdy_jax.representation.context_cache import cached_in_context
+from sdy_jax.ir.tensor_types import itemsize, tensor_type
 from sdy_jax.representation.sharding import TensorSharding
 
 OWN_TARGETS = "sdy_jax."
@@ -36,7 +34,7 @@ class Value:
 
     def __init__(self, owner: Op | Block, index: int, mlir: ir.Value):
         self.owner, self.index, self.mlir = owner, index, mlir
-        self.type, self.shape, self.dtype = _tensor_type(mlir.type)
+        self.type, self.shape, self.dtype = tensor_type(mlir.type)
         self.sharding: TensorSharding | None = None
         self.uses: list[tuple[Op, int]] = []
 
@@ -290,29 +288,3 @@ class Graph:
                 arguments.setdefault(value.owner.parent, {})[value.index] = sharding
         for function, found in arguments.items():
             set_function_shardings(function.mlir, "arg_attrs", found)
-
-
-def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
-    """`Value.shape` and `Value.dtype` of values of a type."""
-    return _tensor_type(type_)[1:]
-
-
-@cached_in_context
-def _tensor_type(type_: ir.Type) -> tuple[ir.Type, tuple[int, ...] | None, str]:
-    """The type (one object for all equal ones), its shape and its element type's text."""
-    if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
-        return type_, tuple(type_.shape), str(type_.element_type)
-    return type_, None, str(type_)
-
-
-_BITS = re.compile(r"\d+")
-
-
-@lru_cache(maxsize=256)
-def itemsize(dtype: str) -> float:
-    """Bytes per element of an MLIR element type (`f32`: 4, `complex<f64>`: 16, `i1`: 1); 0 for what holds no data."""
-    match = _BITS.search(dtype)
-    if match is None:
-        return 0.0
-    size = max(1.0, int(match[0]) / 8)
-    return 2 * size if dtype.startswith("complex") else size

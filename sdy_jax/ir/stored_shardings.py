@@ -88,6 +88,13 @@ def set_entries(function: ir.Operation, side: str, entries: Iterable[dict[str, i
     function.attributes[side] = ir.ArrayAttr.get(made, function.context)
 
 
+def set_entry(function: ir.Operation, side: str, index: int, key: str, attribute: ir.Attribute) -> None:
+    """Stores an attribute of one argument (`arg_attrs`) or result (`res_attrs`) of a function."""
+    entries = entries_of(function, side)
+    entries[index][key] = attribute
+    set_entries(function, side, entries)
+
+
 def _count(function: ir.Operation, side: str) -> int:
     type_ = function_type(function)
     return len(type_.inputs if side == "arg_attrs" else type_.results)

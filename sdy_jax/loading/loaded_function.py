@@ -1,35 +1,23 @@
-"""A loaded program as a function of JAX arrays, which `partition` takes like any other function.
-
-Programs from `jax.export` are called as jax calls them, so that sizes, platforms and derivatives are its own. All
-others are merged into the module that calls them.
-"""
+"""A loaded program as a function of JAX arrays, which `partition` takes like any other function."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import jax
 from jax.export import DisabledSafetyCheck, Exported
-from jax.extend.core import Primitive
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import func
-from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import Leaf, Parameters, Spec, abstracted, argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
-from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes
+from sdy_jax.ir.operations import copied, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
-from sdy_jax.jax_internals import with_module
-from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
-from sdy_jax.lowering.emission.re_emission import numpy_dtype
+from sdy_jax.loading.program_calls import caller_of
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.device_numbers import renumber_devices
 from sdy_jax.passes.written_collectives import settle_written_collectives
@@ -37,13 +25,11 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text
-from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.devices import lowering_platform, mesh_on_devices
+from sdy_jax.runtime.function_mesh import checked_mesh
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
-from sdy_jax.shard.op_meshes import device_meshes, rename_mesh, symbols
 from sdy_jax.shard.passes.mesh_annotations import annotated_mesh, import_annotations
-from sdy_jax.shard.view import is_dialect_op, view
 
 
 def prepared(
@@ -136,7 +122,7 @@ class LoadedFunction:
         with module.context, ir.Location.unknown(module.context):
             settle_written_collectives(module)
         self._in, self._out = _take_boundary(program, module, mesh)
-        self._call = _caller(program, module)
+        self._call = caller_of(program, module)
 
     @property
     def has_derivatives(self) -> bool:
@@ -214,9 +200,6 @@ def _check_type(path: str, wanted: Any, value: Any) -> None:
     raise SdyError(f"`{path}` is {array_text(given)}, the program takes {array_text(wanted)}{remedy}")
 
 
-# The boundary ---------------------------------------------------------------------------------------------------------
-
-
 def _take_boundary(
     program: Program, module: ir.Operation, mesh: Mesh
 ) -> tuple[list[TensorSharding | None], list[TensorSharding | None]]:
@@ -245,80 +228,3 @@ def _take(main: ir.Operation, side: str, meshes: dict[str, Mesh], mesh: Mesh) ->
     taken = [i for i, sharding in enumerate(found) if sharding is not None]
     set_function_shardings(main, side, dict.fromkeys(taken))
     return found
-
-
-# Calling --------------------------------------------------------------------------------------------------------------
-
-
-def _caller(program: Program, module: ir.Operation) -> Any:
-    if program.exported is None:
-        return _merged(program, module)
-    return with_module(program.exported, _bytecode(module)).call
-
-
-def _merged(program: Program, module: ir.Operation) -> Any:
-    ir.SymbolTable(module).set_symbol_name(main_function(module), "main")
-    foreign, is_open = module.context.allow_unregistered_dialects, has_open_sizes(module)
-
-    @functools.cache
-    def made_for(shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, tuple[Any, ...]]:
-        """The module for arguments of these shapes, and the types of its results."""
-        sized = with_sizes(module, shapes) if is_open else module
-        return _bytecode(sized), tuple(map(_aval, function_type(main_function(sized)).results))
-
-    def call(*arguments: Any) -> Any:
-        text, results = made_for(tuple(jax.typeof(x).shape for x in arguments) if is_open else ())
-        found = program_p.bind(*arguments, module=text, name=program.name, results=results, foreign=foreign)
-        return jax.tree.unflatten(program.out_tree, found)
-
-    return call
-
-
-def _aval(type_: ir.Type) -> jax.core.ShapedArray:
-    tensor = ir.RankedTensorType(type_)
-    return jax.core.ShapedArray(tuple(tensor.shape), numpy_dtype(str(tensor.element_type)))
-
-
-def _bytecode(module: ir.Operation) -> bytes:
-    buffer = io.BytesIO()
-    module.write_bytecode(buffer)
-    return buffer.getvalue()
-
-
-program_p = Primitive("program")
-program_p.multiple_results = True
-program_p.def_abstract_eval(lambda *_, results, **__: list(results))
-
-
-def _lower(
-    ctx: mlir.LoweringRuleContext, *operands: ir.Value, module: bytes, name: str, results: Any, foreign: bool
-) -> list[ir.Value]:
-    context = ctx.module_context
-    if foreign:  # ops of the mesh and shard dialects
-        context.context.allow_unregistered_dialects = True
-    merged = ir.Module.parse(module, context.context)
-    types = function_type(main_function(merged.operation)).results
-    meshes = _meshes_to_add(merged.operation, context.module.operation)
-    called = mlir.merge_mlir_modules(context.module, name, merged, context.symbol_table)
-    for op in meshes:
-        ir.InsertionPoint.at_block_begin(context.module.body).insert(op)
-    return list(func.CallOp(types, ir.FlatSymbolRefAttr.get(called), list(operands)).results)
-
-
-def _meshes_to_add(module: ir.Operation, caller: ir.Operation) -> list[ir.Operation]:
-    """The mesh and shard dialects' meshes of a module that its caller has not, under names that are free there; taken
-    out of the module, because jax knows them for no symbols."""
-    known, taken, added = device_meshes(caller), symbols(caller), []
-    for key, mesh in device_meshes(module).items():
-        if mesh.symbol in taken and known.get(key) != mesh:
-            used = taken | symbols(module)
-            rename_mesh(module, mesh, next(name for n in count(1) if (name := f"{mesh.symbol}_{n}") not in used))
-    for op in [op.operation for op in body_of(module).operations if is_dialect_op(op.operation)]:
-        op.detach_from_parent()
-        call = view(op)
-        if (call.dialect, call["sym_name"]) not in known:
-            added.append(op)
-    return added
-
-
-mlir.register_lowering(program_p, _lower)

@@ -10,7 +10,7 @@ from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.operations import body_of, copied, function_type, main_function, replace_op
-from sdy_jax.jax_internals import refined
+from sdy_jax.jax_internals.symbolic_shapes import refined
 
 _INNER = "main_of_any_size"
 

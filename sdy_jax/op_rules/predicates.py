@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Op, shape_and_dtype
+from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import CONSTRAINTS
+from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 
 _EARLY = frozenset(

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import itemsize, shape_and_dtype
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import defining_op, module_meshes, pre_order, replace_op, users
 from sdy_jax.ir.stored_shardings import mesh_of, set_sharding, sharding_of
+from sdy_jax.ir.tensor_types import itemsize, shape_and_dtype
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.inserted_ops import create_collective
 from sdy_jax.lowering.reshard.across_meshes import plan_across

@@ -23,7 +23,7 @@ from sdy_jax.ir.operations import (
     top_level,
 )
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
-from sdy_jax.jax_internals import listed_replica_groups
+from sdy_jax.jax_internals.lowering import listed_replica_groups
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype

@@ -7,38 +7,22 @@ is a manual computation, so that nothing else sees the padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import (
-    body_of,
-    functions,
-    main_function,
-    manual_axes,
-    module_meshes,
-    pre_order,
-    terminator_of,
-)
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import body_of, functions, main_function, module_meshes, terminator_of
 from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.strategies.registry import strategies_of
-from sdy_jax.op_rules import RuleBook
-from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks
+from sdy_jax.partitioning.local import check_numbering
+from sdy_jax.partitioning.manual_units import PartitionedMain, Unit
 from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh, partition_into_reshards
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.attributes import attribute_from_text, shardings_to_attribute
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh
 
 _POLICY = Policy()
 
@@ -135,121 +119,12 @@ def _number_devices(module: ir.Operation, partition_count: str, replica_count: s
         number_devices(module, base, partition_count, replica_count)
 
 
-_SENDING = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "collective_broadcast",
-        "collective_permute",
-        "reduce_scatter",
-    )
-)
-
-
-class _Unit(NamedTuple):
-    """Ops that become one manual computation: what it takes, and what it makes."""
-
-    ops: tuple[Op, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-
-
-class _Partitioned:
-    """The main function of a partitioned module, as it is read before anything is changed."""
-
-    def __init__(self, module: ir.Operation, base: str):
-        self.graph, self.base = Graph(module), base
-        self.mesh: Mesh = self.graph.meshes[base]
-        self.refined = RefinedMesh.of(self.mesh, used_axes(self.graph))
-        self.rules, self._shardings = RuleBook(overrides=False), value_shardings(self.graph)
-
-    def sharding(self, value: Value) -> TensorSharding:
-        return self._shardings.get(value) or TensorSharding.replicated(self.base, value.rank)
-
-    def blocks(self, value: Value) -> tuple[int, ...]:
-        """The shape of all blocks of a value together."""
-        sharding, shape = self.sharding(value), value.shape or ()
-        counts = sharding.shard_counts(self.mesh)
-        return tuple(n * g for n, g in zip(sharding.local_shape(shape, self.mesh), counts, strict=True))
-
-    def is_padded(self, op: Op) -> bool:
-        """Whether an op, or one inside of it, takes or makes a value with padding."""
-        return not manual_axes(op) and any(
-            value in self._shardings and self.blocks(value) != value.shape
-            for inner in op.walk()
-            for value in (*inner.operands, *inner.results)
-        )
-
-    def sends(self, op: Op) -> bool:
-        """Whether devices exchange anything while they compute an op, a partial result's reduction aside."""
-        rule = None if op.name in COLLECTIVE_OPS or manual_axes(op) else self.rules.rule_of(op)
-        if rule is None or not any(strategy.inside for strategy in strategies_of(op, rule)):
-            return False
-        unit = self._unit_of([op])
-        return any(inner.name in _SENDING for inner in pre_order(self.lowered(unit).operation))
-
-    def lowered(self, unit: _Unit) -> ir.Module:
-        """The unit's blocks as a function of blocks."""
-        function = local_function_of_ops(self.graph, self.refined, *unit)
-        given = [(value, self.sharding(value)) for value in unit.inputs]
-        return lowered_on_blocks(function, given, self.refined, self.graph.module.context)
-
-    def units(self, is_chosen: Callable[[_Partitioned, Op], bool], required: bool) -> Iterator[_Unit]:
-        taken = set[Op]()
-        for op in self.graph.main.blocks[0].ops[:-1]:
-            if op in taken or manual_axes(op) or not is_chosen(self, op):
-                continue
-            unit = self._unit(op)
-            if self._is_expressible(unit):
-                taken.update(unit.ops)
-                yield unit
-            elif required:
-                raise UnsupportedError(f"{op.source}: {op.name} cannot be padded: it passes an unreduced value on")
-
-    def _unit(self, op: Op) -> _Unit:
-        """An op with the ops after it that pass on what it makes, up to the collective that reduces it."""
-        ops = [op]
-        while self._is_partial(ops[-1]) and (reducing := _only_user(ops[-1])) is not None:
-            ops.append(reducing)
-        return self._unit_of(ops)
-
-    def _unit_of(self, ops: Sequence[Op]) -> _Unit:
-        inside = [each for one in ops for each in one.walk()]
-        own = {v for each in inside for v in each.results}
-        own |= {v for each in inside for block in each.blocks for v in block.arguments}
-        taken = dict.fromkeys(v for each in inside for v in each.operands if v not in own)
-        known = set(inside)
-        made = [v for one in ops for v in one.results if one is ops[-1] or any(u not in known for u, _ in v.uses)]
-        return _Unit(tuple(ops), tuple(taken), tuple(made))
-
-    def _is_partial(self, op: Op) -> bool:
-        return any(self.sharding(v).unreduced_axes for v in op.results)
-
-    def _is_expressible(self, unit: _Unit) -> bool:
-        """Whether its border can be stated at a manual computation."""
-        values = (*unit.inputs, *unit.outputs)
-        return bool(unit.outputs) and all(
-            v.shape is not None and self.sharding(v).mesh == self.base and not self.sharding(v).unreduced_axes
-            for v in values
-        )
-
-
-def _only_user(op: Op) -> Op | None:
-    """The op that alone takes the only result of an op, in the same block, and makes something of it."""
-    if len(op.results) != 1 or len(op.results[0].uses) != 1:
-        return None
-    user = op.results[0].uses[0][0]
-    return user if user.results and user.block is op.block else None
-
-
-def _wrap(module: ir.Operation, is_chosen: Callable[[_Partitioned, Op], bool], required: bool = False) -> None:
+def _wrap(module: ir.Operation, is_chosen: Callable[[PartitionedMain, Op], bool], required: bool = False) -> None:
     base = base_mesh(module)
     if base is None:
         return
     check_numbering(base, module_meshes(module)[base])
-    program = _Partitioned(module, base)
+    program = PartitionedMain(module, base)
     bodies = [(unit, _body(program, unit)) for unit in program.units(is_chosen, required)]
     current: dict[Value, ir.Value] = {}
     for unit, body in bodies:
@@ -258,7 +133,7 @@ def _wrap(module: ir.Operation, is_chosen: Callable[[_Partitioned, Op], bool], r
             current.update(zip(unit.outputs, made, strict=True))
 
 
-def _body(program: _Partitioned, unit: _Unit) -> ir.Module | None:
+def _body(program: PartitionedMain, unit: Unit) -> ir.Module | None:
     """The unit's blocks as one function of blocks; None where that needs functions beside it."""
     lowered = program.lowered(unit)
     inline_calls(lowered.operation)
@@ -266,7 +141,7 @@ def _body(program: _Partitioned, unit: _Unit) -> ir.Module | None:
 
 
 def _manual_computation(
-    program: _Partitioned, unit: _Unit, body: ir.Module, operands: Sequence[ir.Value]
+    program: PartitionedMain, unit: Unit, body: ir.Module, operands: Sequence[ir.Value]
 ) -> Sequence[ir.Value]:
     """Puts a manual computation in the place of a unit, and returns its results."""
     context, last, block = program.graph.module.context, unit.ops[-1].mlir, body_of(main_function(body.operation))
@@ -306,6 +181,6 @@ def _move_in(source: ir.Block, computation: ir.Operation) -> None:
     ir.Operation.create("sdy.return", [], returned, loc=computation.location, ip=end)
 
 
-def _padded_type(program: _Partitioned, value: Value) -> ir.Type:
+def _padded_type(program: PartitionedMain, value: Value) -> ir.Type:
     type_ = ir.RankedTensorType(value.type)
     return ir.RankedTensorType.get(list(program.blocks(value)), type_.element_type)

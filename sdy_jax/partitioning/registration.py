@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from sdy_jax.partitioning.collective_matmul import remove_around_dots
 from sdy_jax.partitioning.local import convert_global_to_local
-from sdy_jax.partitioning.manual import (
-    pad_for_divisibility,
-    partition_per_instruction,
-    resolve_permutation_factors,
-)
+from sdy_jax.partitioning.manual import pad_for_divisibility, partition_per_instruction, resolve_permutation_factors
 from sdy_jax.partitioning.reshards import optimize_collectives, reshards_to_collectives
 from sdy_jax.partitioning.single_device import resolve_single_device_shardings
 from sdy_jax.partitioning.unreduced_values import verify_unreduced_axes

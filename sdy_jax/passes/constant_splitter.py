@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import (
     CALL,
     TERMINATORS,
@@ -23,6 +22,7 @@ from sdy_jax.ir.operations import (
     symbol,
     users,
 )
+from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.passes.call_graph import FunctionCopies, callees_first
 

@@ -23,7 +23,8 @@ from sdy_jax.ir.operations import (
 from sdy_jax.ir.stored_shardings import list_of, set_sharding, sharding_of, stating
 from sdy_jax.op_rules.dataflow import FUNC_EDGE
 from sdy_jax.passes.data_flow_edges import EDGE, edge_of
-from sdy_jax.passes.debug_info import Origins, write_constraint_edges
+from sdy_jax.passes.propagation_edges import write_constraint_edges
+from sdy_jax.passes.sharding_origins import Origins
 from sdy_jax.passes.sharding_rules import write_identity_rule
 from sdy_jax.representation.attributes import sharding_from_attribute, with_reduction
 from sdy_jax.representation.sharding import TensorSharding

@@ -24,7 +24,9 @@ from sdy_jax.ir.operations import (
     users,
 )
 from sdy_jax.ir.stored_shardings import list_of, result_attribute, set_list, set_sharding, sharding_of
-from sdy_jax.passes.debug_info import PROPAGATION_EDGES, SHARDING_ORIGINS, sink_attributes
+from sdy_jax.passes.debug_info import sink_attributes
+from sdy_jax.passes.propagation_edges import PROPAGATION_EDGES
+from sdy_jax.passes.sharding_origins import SHARDING_ORIGINS
 from sdy_jax.representation.manual_axes import add_free_axes
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -54,9 +54,8 @@ def _propagate(
         strategy=propagation_strategy,
         op_priorities=run_op_priority_propagation,
         conservative=conservative_propagation,
-        compat=compat,
         recorder=debug.events,
-        rules=rules,
+        rules=rules or RuleBook(conservative_propagation, compat),
     )
     propagate(engine, user_priorities=user_priorities)
     debug.write(engine)

@@ -15,9 +15,9 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import load_extensions
-from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.lowering.blocking.partition import partition
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.notes import Note

@@ -18,10 +18,12 @@ from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, NotHeld
+from sdy_jax.plan.explanations.annotation_origins import StatedBorder
+from sdy_jax.plan.explanations.chains import Why
 from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
 from sdy_jax.plan.explanations.layout_reason import LayoutReason
 from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReasons
-from sdy_jax.plan.explanations.why import Explanation, Why, given_arguments
+from sdy_jax.plan.explanations.why import Explanation, given_arguments
 from sdy_jax.plan.explanations.why_collective import is_collective, why_collective
 from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.facts import PlanFacts
@@ -125,7 +127,8 @@ class Questions(PlanFacts):
         outputs = [v.path for v in self.results]
         passed = frozenset(i for i, path in enumerate(inputs) if path in self.as_passed)
         source, names = short_source(self.source), checkpoint_names(self.program.jaxpr)
-        return Explanation(self.stages["imported"], given, inputs, outputs, source, as_passed=passed, checkpoints=names)
+        border = StatedBorder(given, source, passed)
+        return Explanation(self.stages["imported"], inputs, outputs, border, checkpoints=names)
 
     @cached_property
     def findings(self) -> Findings:

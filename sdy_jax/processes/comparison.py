@@ -14,7 +14,7 @@ from functools import lru_cache
 import jax
 
 from sdy_jax.errors import ProcessError, SdyError
-from sdy_jax.jax_internals import distributed_client
+from sdy_jax.jax_internals.processes import distributed_client
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.difference import Description, difference
 from sdy_jax.processes.rendezvous import Failed, Group, Missing, Service

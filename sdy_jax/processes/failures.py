@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from sdy_jax.jax_internals import distributed_client
+from sdy_jax.jax_internals.processes import distributed_client
 from sdy_jax.processes.rendezvous import tell_failure
 
 _MOST = 400

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import TERMINATORS
 from sdy_jax.op_rules import RuleBook
-from sdy_jax.op_rules.dataflow import EdgeKind, calls_by_callee
 from sdy_jax.propagation.groups import peers
 from sdy_jax.propagation.liveness import Liveness
+from sdy_jax.propagation.neighbours import Neighbours
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
 from sdy_jax.propagation.record import Event
 from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, Solver, Updates
@@ -35,9 +34,8 @@ class Engine:
       strategy: `"aggressive"`, `"basic"` or `"basic-then-aggressive"`.
       op_priorities: five fixed points in which more and more ops take part, instead of one.
       conservative: leave out factors along which a result's shard is not one operand's shard, and sub-axes.
-      compat: `"shardy"` propagates only through ops through which Shardy does.
       recorder: receives an event for each step.
-      rules: a memo of the ops' rules to share with other stages; created with the same options.
+      rules: a memo of the ops' rules, to share with other stages or with rules of Shardy's only; as conservative.
 
     Entries are numbered: those of ops by their position in the program, those of function results after them.
     Invariants between steps: `self._current[value_id]` is the number of the value's sharding; an entry `i` has a
@@ -53,7 +51,6 @@ class Engine:
         strategy: str = "aggressive",
         op_priorities: bool = True,
         conservative: bool = False,
-        compat: str | None = None,
         recorder: list[Event] | None = None,
         rules: RuleBook | None = None,
     ):
@@ -63,7 +60,7 @@ class Engine:
         self._recorder = recorder
         self.value_ids = ValueIds(graph)
         self.solver = Solver(graph.meshes)
-        rules = rules or RuleBook(conservative, compat)
+        rules = rules or RuleBook(conservative)
         factory = EntryFactory(graph, self.value_ids, self.solver, rules, conservative)
         self.entries = [factory.entry_of(op) for op in graph.ops]
         self.result_entries = factory.results_of_main()
@@ -79,12 +76,9 @@ class Engine:
         for value_id, number in enumerate(self._current):
             if number != NO_SHARDING:
                 self._store(value_id, number)
-        self._slots = self._edge_slots()
         self._siblings = self._unshared_results() if len(graph.meshes) > 1 else {}
-        calls = calls_by_callee(graph).items()
-        self._callers = {graph.functions[name]: ops for name, ops in calls if name in graph.functions}
-        self._callees = {call: function for function, ops in self._callers.items() for call in ops}
-        self._neighbours: dict[int, list[int]] = {}
+        has_entry = {op: i for op, i in self._number.items() if self.entries[i] is not None}
+        self._neighbours = Neighbours(graph, self.value_ids, has_entry)
         self.liveness = Liveness()
         self._unused = {number for number, op in enumerate(graph.ops) if self.liveness.is_dead(op)}
         self._level = WITHOUT_LEVELS
@@ -191,7 +185,7 @@ class Engine:
             return self._erase(number)
         entry = self._all[number]
         changed = () if entry is None else self._propagate(number, entry)
-        return [neighbour for value_id in changed for neighbour in self._neighbours_of(value_id)] if changed else ()
+        return [neighbour for value_id in changed for neighbour in self._neighbours.of(value_id)] if changed else ()
 
     def _erase(self, number: int) -> list[int]:
         """Erases an unused op. Returns the producers of its operands that few or no other ops use."""
@@ -261,7 +255,7 @@ class Engine:
         """Whether each operand, scalars aside, has exactly one use."""
         return all(value.shape == () or self.liveness.uses(value) == 1 for value in op.operands)
 
-    # The ops to visit again after a change.
+    # Read once.
 
     def _readers_by_id(self) -> list[list[int]]:
         """Per value id, the entries that read it."""
@@ -282,55 +276,3 @@ class Engine:
             for value_id, _ in own:
                 found[value_id] = [other for other in own if other[0] != value_id]
         return found
-
-    def _edge_slots(self) -> dict[tuple[Op, int], Op]:
-        """The edge op at each value id where values flow into an edge; operands of computations are not among them."""
-        return {
-            slot: edge.op
-            for edge in self.value_ids.edges.values()
-            if edge.edge.kind is EdgeKind.RESULT
-            for slot in edge.edge.slots
-        }
-
-    def _neighbours_of(self, value_id: int) -> list[int]:
-        """The ops to visit after a change of a value id, in the order in which they are put on the stack."""
-        if value_id not in self._neighbours:
-            where = self.value_ids.values[value_id]
-            found: list[Op] = []
-            if isinstance(where, Value):
-                self._add_touched(where, found, set())
-            numbers = [self._number[op] for op in found]
-            self._neighbours[value_id] = [n for n in numbers if self.entries[n] is not None]
-        return self._neighbours[value_id]
-
-    def _add_touched(self, value: Value, found: list[Op], seen: set[Value]) -> None:
-        op = value.defining_op
-        if op is not None:
-            for target in self._other_targets(op):
-                self._add_users(target, found, seen)
-            found.append(op)
-        self._add_users(value, found, seen)
-
-    def _other_targets(self, op: Op) -> list[Value]:
-        """The targets of an edge other than its owner; empty where `op` is no edge."""
-        found = self.value_ids.edges.get(op)
-        return [] if found is None else [t for t in found.edge.targets if t is not found.edge.owner]
-
-    def _add_users(self, value: Value, found: list[Op], seen: set[Value]) -> None:
-        """`seen`: the values visited. A function that returns its argument leads from call to call and back again."""
-        if value in seen:
-            return
-        seen.add(value)
-        for use in value.use_list():
-            user = use[0]
-            if use in self._slots:
-                found.append(self._slots[use])
-            elif user in self._callees:
-                self._add_users(self._callees[user].blocks[0].arguments[use[1]], found, seen)
-            elif user.name not in TERMINATORS:
-                found.append(user)
-            elif user.parent in self._callers:
-                for call in self._callers[user.parent]:
-                    self._add_users(call.results[use[1]], found, seen)
-            elif user.parent is not None:
-                found.append(user.parent)

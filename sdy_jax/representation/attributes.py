@@ -17,9 +17,9 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.representation.context_cache import cached_in_context
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.representation.propagation_edges import PropagationEdges
+from sdy_jax.representation.propagation_edges_text import parse_propagation_edges
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding, per_value
-from sdy_jax.representation.text import parse_propagation_edges
 
 
 def mesh_from_attribute(attribute: ir.Attribute) -> Mesh:

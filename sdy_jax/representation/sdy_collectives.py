@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sdy_jax.representation.axes import add_or_merge, braces, set_difference, sort_and_merge, suffix_of
+from sdy_jax.representation.axis_text import parse_axes, parse_axis_lists, parse_moves
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-from sdy_jax.representation.text import parse_axes, parse_axis_lists, parse_moves
 
 Params = tuple[tuple[Axes, int, int], ...]
 

@@ -13,27 +13,15 @@ can be differentiated, batched and jitted.
 """
 
 from sdy_jax.ir import hidden_frames  # noqa: F401  (source lines are those of the caller)
-from sdy_jax.shard.collectives import (
-    all_gather,
-    all_reduce,
-    all_slice,
-    all_to_all,
-    broadcast,
-    gather,
-    grid_shape,
-    neighbors_linear_indices,
-    process_linear_index,
-    process_multi_index,
-    reduce,
-    reduce_scatter,
-    scatter,
-    send_recv,
-    shift,
-    update_halo,
-)
+from sdy_jax.shard.annotations import get_sharding, shard
+from sdy_jax.shard.buffers import reshard, shard_shape, to_global, to_local
+from sdy_jax.shard.collectives.movement import all_gather, all_slice, all_to_all, broadcast, gather, scatter
+from sdy_jax.shard.collectives.neighbors import send_recv, shift, update_halo
+from sdy_jax.shard.collectives.reductions import all_reduce, reduce, reduce_scatter
 from sdy_jax.shard.grids import with_grid
 from sdy_jax.shard.local_program import run_local
-from sdy_jax.shard.shardings import Sharding, get_sharding, reshard, shard, shard_shape, to_global, to_local
+from sdy_jax.shard.queries import grid_shape, neighbors_linear_indices, process_linear_index, process_multi_index
+from sdy_jax.shard.sharding import Sharding
 
 __all__ = [
     "Sharding",

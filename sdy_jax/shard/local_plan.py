@@ -26,7 +26,7 @@ from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.estimates.memory import MemoryUse
-from sdy_jax.plan.explanations.why import Why
+from sdy_jax.plan.explanations.chains import Why
 from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.program import RecordedCollective

@@ -20,8 +20,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.representation.dialect_rules import RuleError
+from sdy_jax.text.declarations import REQUIRED, SEGMENTS, Attribute, Declaration
 from sdy_jax.text.kinds import GAP, KINDS
-from sdy_jax.text.mesh_ops import NOUNS, OPS, PARSED_NAMES, REQUIRED, SEGMENTS, Attribute, Declaration, mesh_name
+from sdy_jax.text.mesh_ops import NOUNS, OPS, PARSED_NAMES, mesh_name
 from sdy_jax.verification.values import location_text
 
 SHARDING_TYPES = tuple(f"!{dialect}.sharding" for dialect in NOUNS)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from sdy_jax.text.cursor import AssemblyError, Cursor, Span
+from sdy_jax.text.declarations import Declaration, Operand
 from sdy_jax.text.elements import (
     Element,
     FunctionType,
@@ -28,7 +29,6 @@ from sdy_jax.text.elements import (
     Word,
 )
 from sdy_jax.text.kinds import KINDS
-from sdy_jax.text.mesh_ops import Declaration, Operand
 from sdy_jax.text.statement import Statement, make_statement
 
 _BRACKETS = ("(", ")", "[", "]")

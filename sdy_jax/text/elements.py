@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.text.cursor import INTEGER, VALUE, Cursor, Span
+from sdy_jax.text.declarations import REQUIRED, Attribute, Declaration, Operand
 from sdy_jax.text.kinds import GAP, KINDS, read_list
-from sdy_jax.text.mesh_ops import ALIASES, REQUIRED, Attribute, Declaration, Operand
+from sdy_jax.text.mesh_ops import ALIASES
 from sdy_jax.text.statement import Statement, entry_name, need_type, read_attributes, read_function_type
 
 _SPELLINGS = {name: (name, *(a for a, other in ALIASES.items() if other == name)) for name in ALIASES.values()}

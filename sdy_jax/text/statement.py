@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from sdy_jax.representation.brackets import STRING
 from sdy_jax.text.cursor import VALUE, WORD, Cursor, Span
+from sdy_jax.text.declarations import SEGMENTS, Declaration
 from sdy_jax.text.kinds import KINDS, read_list
-from sdy_jax.text.mesh_ops import ALIASES, PARSED_NAMES, SEGMENTS, Declaration
+from sdy_jax.text.mesh_ops import ALIASES, PARSED_NAMES
 
 _NAME = re.compile(rf"{WORD.pattern}|{STRING}")
 _PIECE = re.compile(rf"{STRING}|->|[^\s,\"()\[\]{{}}<>]+")

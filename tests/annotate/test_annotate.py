@@ -16,9 +16,8 @@ from sdy_oracle import run_passes
 
 import sdy_jax as sdy
 from sdy_jax.annotate.arguments import abstracted, argument_leaves
-from sdy_jax.annotate.program import from_function
+from sdy_jax.annotate.traced_program import Border, from_function
 from sdy_jax.ir.locations import source_line
-from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.testing import assert_same
 
 RNG = np.random.default_rng(11)
@@ -34,7 +33,7 @@ def traced(mesh):
     def run(fun, *args, on=mesh):
         leaves = [abstracted(leaf, on) for leaf in argument_leaves(None, args, {}, ())]
         tree = jax.tree.structure((args, {}))
-        module = from_function(fun, leaves, tree, None, mesh_from_jax(on), on).module
+        module = from_function(fun, Border(leaves, tree, None), on).module
         assert module.verify()
         assert str(ir.Module.parse(str(module), mlir.make_ir_context())) == str(module)
         return str(module)

@@ -25,9 +25,10 @@ from sdy_jax.lowering.analysis.verifier import verify_partitioned
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.text import parse_axis, parse_mesh
+from sdy_jax.representation.text import parse_mesh
 from sdy_jax.runtime.device_orders import common_part, expressed, expressed_part
 
 MESHES = """

@@ -7,7 +7,8 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.representation import attributes as attrs
-from sdy_jax.representation.text import parse_mesh, parse_rule, parse_sharding
+from sdy_jax.representation.rule_text import parse_rule
+from sdy_jax.representation.text import parse_mesh, parse_sharding
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from sdy_jax.representation.axes import (
     suffix_without_overlap,
     truncate_overlaps,
 )
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
-from sdy_jax.representation.text import parse_axis
 
 MESH = Mesh.of(z=64, d=64, y=12)
 DIGITS = 6

@@ -12,19 +12,15 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.errors import ParseError
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
+from sdy_jax.representation.propagation_edges_text import parse_propagation_edges
 from sdy_jax.representation.rule import OpShardingRule, factor_symbol
+from sdy_jax.representation.rule_text import parse_rule
 from sdy_jax.representation.sdy_collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import REDUCTION_KINDS, DimensionSharding, TensorSharding, per_value
-from sdy_jax.representation.text import (
-    parse_axis,
-    parse_mesh,
-    parse_propagation_edges,
-    parse_rule,
-    parse_sharding,
-    parse_shardings,
-)
+from sdy_jax.representation.text import parse_mesh, parse_sharding, parse_shardings
 
 names = st.text(st.characters(codec="utf-8"), max_size=4) | st.sampled_from(['a"b', "a\\b", "é", "x.1.2", "a\n"])
 symbols = st.sampled_from(["mesh", "mesh_0", "my mesh", "0m", "", "é"])

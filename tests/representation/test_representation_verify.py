@@ -9,8 +9,10 @@ from sdy_oracle import parse_modules
 
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import Mesh, MeshAxis
+from sdy_jax.representation.propagation_edges_text import parse_propagation_edges
+from sdy_jax.representation.rule_text import parse_rule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-from sdy_jax.representation.text import parse_mesh, parse_propagation_edges, parse_rule, parse_sharding
+from sdy_jax.representation.text import parse_mesh, parse_sharding
 from sdy_jax.representation.verify import (
     verify_axis_list,
     verify_mesh,

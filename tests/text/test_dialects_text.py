@@ -16,8 +16,9 @@ from sdy_jax.ir.operations import pre_order
 from sdy_jax.shard.view import dialect_ops
 from sdy_jax.text.assembly import canonical, pretty_form, read_pretty
 from sdy_jax.text.cursor import Cursor, Span
+from sdy_jax.text.declarations import REQUIRED, Declaration
 from sdy_jax.text.kinds import KINDS, REDUCTIONS
-from sdy_jax.text.mesh_ops import OPS, REQUIRED, Declaration
+from sdy_jax.text.mesh_ops import OPS
 from sdy_jax.text.modules import SourceError, parse_module
 from sdy_jax.text.positions import Position
 from sdy_jax.text.printer import module_text

@@ -11,18 +11,14 @@ from places import HELPERS
 
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.representation import attributes as attrs
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
+from sdy_jax.representation.propagation_edges_text import parse_propagation_edges
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.rule_text import parse_rule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding, per_value
-from sdy_jax.representation.text import (
-    parse_axis,
-    parse_mesh,
-    parse_propagation_edges,
-    parse_rule,
-    parse_sharding,
-    parse_shardings,
-)
+from sdy_jax.representation.text import parse_mesh, parse_sharding, parse_shardings
 from sdy_jax.text.modules import split_modules
 
 CONTEXT = mlir.make_ir_context()

@@ -15,7 +15,7 @@ from sdy_jax.annotate.specs import resolve
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text, bytes_text, type_text
-from sdy_jax.runtime.boundary import is_whole_elsewhere
+from sdy_jax.runtime.function_mesh import is_whole_elsewhere
 from sdy_jax.runtime.layouts import as_specification, layout_of, named
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import main_function, returned_by
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
+from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import has_sub_axes

@@ -36,27 +36,32 @@ class Annotation:
     function: str = ""
 
 
-class Annotations:
-    """Finds the annotation behind the sharding with which a value id began.
+@dataclass(frozen=True, slots=True)
+class StatedBorder:
+    """Where the shardings of main's arguments and results come from.
 
-    Args:
-      engine, naming: of the propagated program.
+    Attributes:
       given: the numbers of main's arguments that the user gave a sharding.
       definition: source line at which the user gave `in_shardings` and `out_shardings`; empty for a module, whose
         arguments and results have their shardings written on them.
       as_passed: the numbers of main's arguments whose shardings are those of the arrays that were passed.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        naming: Naming,
-        given: frozenset[int],
-        definition: str,
-        as_passed: frozenset[int] = frozenset(),
-    ):
-        self._engine, self._naming = engine, naming
-        self._given, self._definition, self._as_passed = given, definition, as_passed
+    given: frozenset[int]
+    definition: str = ""
+    as_passed: frozenset[int] = frozenset()
+
+
+class Annotations:
+    """Finds the annotation behind the sharding with which a value id began.
+
+    Args:
+      engine, naming: of the propagated program.
+      border: of its arguments and results.
+    """
+
+    def __init__(self, engine: Engine, naming: Naming, border: StatedBorder):
+        self._engine, self._naming, self._border = engine, naming, border
 
     def of(self, value_id: int) -> list[Annotation]:
         """The way from a value's first sharding to the annotation; empty if there was none."""
@@ -88,10 +93,10 @@ class Annotations:
         assert where is not None
         op = where.defining_op
         if op is None:
-            if self._naming.is_input(where) and where.index in self._as_passed and sharding is not None:
+            if self._naming.is_input(where) and where.index in self._border.as_passed and sharding is not None:
                 text = f"the layout of the array passed as {self._naming.describe(value_id)}: {spec_text(sharding)}"
                 return Annotation("annotation", value_id, text)
-            written = where.index in self._given or not self._naming.is_input(where)
+            written = where.index in self._border.given or not self._naming.is_input(where)
             return self._boundary("in_shardings", value_id, sharding) if written else None
         edge = self._engine.value_ids.edges.get(op)
         if edge is not None:
@@ -104,10 +109,10 @@ class Annotations:
         if sharding is None:
             return None
         where, spec = self._naming.describe(value_id), spec_text(sharding)
-        if not self._definition:
+        if not self._border.definition:
             return Annotation("annotation", value_id, f"the sharding of {where}: {spec}")
-        text = f"{name} of {where}: {spec}, given at {self._definition}"
-        return Annotation("annotation", value_id, text, "", self._definition)
+        text = f"{name} of {where}: {spec}, given at {self._border.definition}"
+        return Annotation("annotation", value_id, text, "", self._border.definition)
 
     def _at_edge(self, value_id: int, edge: EdgeOp, sharding: TensorSharding | None) -> Annotation | None:
         """Data-flow edges begin with what is written on the op that they belong to."""

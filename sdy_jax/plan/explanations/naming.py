@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -15,18 +15,14 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
-from sdy_jax.ir.operations import copied, functions, pre_order
 from sdy_jax.op_rules.dataflow import EdgeKind
-from sdy_jax.passes import run_pipeline
-from sdy_jax.passes.pipelines import PLAN_EXPORT
+from sdy_jax.plan.explanations.after_export import AfterExport
 from sdy_jax.plan.explanations.checkpoint_names import Marks
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
-
-_NUMBER = re.compile(r'loc\("(\d+)"\)')
 
 # What data-flow edges connect, in words: where values come in (by number), and the value itself.
 _SOURCES = {
@@ -68,6 +64,7 @@ class Naming:
     ):
         self._graph, self._engine, self._checkpoints = graph, engine, checkpoints
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._after_export = AfterExport(graph, engine)
         self.site = lru_cache(maxsize=None)(_site_of)
 
     # From names to values.
@@ -110,14 +107,9 @@ class Naming:
     @cached_property
     def _boundary(self) -> list[Named]:
         arguments = [self._engine.value_ids.of(v) for v in self._graph.arguments]
-        value_ids = (*arguments, *self._result_ids)
+        value_ids = (*arguments, *self._after_export.result_ids)
         names = (*self._inputs, *self._outputs)
         return [Named(n, "", p, self.final(p), n) for n, p in zip(names, value_ids, strict=True)]
-
-    @cached_property
-    def _result_ids(self) -> list[int]:
-        functions = self._graph.functions.items()
-        return self._engine.value_ids.results[next(n for n, f in functions if f is self._graph.main)]
 
     def _named(self, name: str) -> list[Named]:
         """The values that a `checkpoint_name` names; of several of one line, those that other lines use."""
@@ -139,29 +131,11 @@ class Naming:
     def _on_line(self, name: str) -> list[Named]:
         return [n for n in self._exported for line in (n.line, n.library) if is_line(line, name)]
 
-    # The module after export, where MLIR's names and the final shardings come from.
-
-    @cached_property
-    def _after_export(self) -> Graph:
-        """A copy taken through export, each op located by its number in the graph."""
-        module = copied(self._graph.module)
-        inside = [op for function in functions(module).values() for op in pre_order(function)]
-        for number, (op, copy) in enumerate(zip(self._graph.ops, inside, strict=True)):
-            assert op.name == copy.name
-            copy.location = ir.Location.name(str(number), context=module.context)
-        copies = dict(zip(self._graph.ops, inside, strict=True))
-        for op in self._engine.liveness.dead:  # users before what they use
-            if op.parent not in self._engine.liveness.dead:
-                copies[op].erase()
-        run_pipeline(module, PLAN_EXPORT)
-        return Graph(module)
-
     @cached_property
     def _exported(self) -> list[Named]:
-        graph = self._after_export
-        state = ir.AsmState(graph.module)
+        state = ir.AsmState(self._after_export.graph.module)
         found: list[Named] = []
-        for op, origin in self._origins():
+        for op, origin in self._after_export.origins():
             source, nowhere = place_of(origin.mlir.location), SourcePlace("")
             values = [(v, own, source) for v, own in zip(op.results, origin.results, strict=True)]
             for block, inside in zip(op.blocks, origin.blocks, strict=True):
@@ -174,29 +148,9 @@ class Naming:
                     found.append(Named(name, at.line, value_id, self.final(value_id), label, at.library))
         return found
 
-    def _origins(self) -> Iterator[tuple[Op, Op]]:
-        """Each op after export with the op of the graph that it was."""
-        for op in self._after_export.ops:
-            number = _NUMBER.fullmatch(str(op.mlir.location))
-            if number is not None:  # else export made it
-                yield op, self._graph.ops[int(number[1])]
-
-    @cached_property
-    def _final(self) -> dict[int, TensorSharding | None]:
-        graph, value_ids = self._after_export, self._engine.value_ids
-        found: dict[int, TensorSharding | None] = {}
-        for op, origin in self._origins():
-            for value, source in zip(op.results, origin.results, strict=True):
-                if value.sharding is not None:
-                    found[value_ids.of(source)] = value.sharding
-        for value, source in zip(graph.arguments, self._graph.arguments, strict=True):
-            found[value_ids.of(source)] = value.sharding
-        found.update(zip(self._result_ids, graph.result_shardings(graph.main), strict=True))
-        return found
-
     def final(self, value_id: int) -> TensorSharding | None:
         """The sharding of a value id after export; where export leaves none, that after propagation."""
-        return self._final.get(value_id, self._engine.sharding(value_id))
+        return self._after_export.sharding(value_id)
 
     # From values to words.
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.locations import is_line, short_source
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.plan.explanations.why import Why
+from sdy_jax.plan.explanations.chains import Why
 from sdy_jax.plan.record.border import RecordedTensor
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import PlanRecord

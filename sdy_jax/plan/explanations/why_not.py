@@ -18,9 +18,9 @@ from sdy_jax.propagation.blockers import Blockage
 from sdy_jax.propagation.history import axis_at, has_axis
 from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.axes import contains
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.text import parse_axis
 from sdy_jax.representation.type_text import axis_name
 
 _LIKE = 0.4

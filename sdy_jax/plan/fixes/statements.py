@@ -10,12 +10,13 @@ from functools import partial
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, Op, Value, itemsize
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.locations import place_of, source_line
 from sdy_jax.ir.stored_shardings import sharding_of
+from sdy_jax.ir.tensor_types import itemsize
 from sdy_jax.lowering.interface.outcomes import ChangedLayout
 from sdy_jax.plan.explanations.annotation_origins import spec_text
-from sdy_jax.plan.explanations.layout_reasons import RESULTS
+from sdy_jax.plan.explanations.stated_costs import RESULTS
 from sdy_jax.plan.fixes.change import Change, constrained, constraints_in, stated, without_constraints
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.type_text import type_text

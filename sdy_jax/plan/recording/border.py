@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.ir.graph import Graph, Op, shape_and_dtype
+from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import CONSTRAINTS, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.explanations.annotation_origins import spec_text

@@ -9,8 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
-from sdy_jax.ir.graph import Op, itemsize
+from sdy_jax.ir.graph import Op
 from sdy_jax.ir.locations import short_source
+from sdy_jax.ir.tensor_types import itemsize
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import ChangedLayout, InParts, LayoutChoice, Recomputed
@@ -21,7 +22,7 @@ from sdy_jax.plan.border.border_specs import pasted
 from sdy_jax.plan.border.planned_with import input_names
 from sdy_jax.plan.estimates.fingerprint import fingerprint_of
 from sdy_jax.plan.estimates.work import flops
-from sdy_jax.plan.explanations.layout_reasons import RESULTS
+from sdy_jax.plan.explanations.stated_costs import RESULTS
 from sdy_jax.plan.record.border import RecordedAxis, RecordedMesh
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from sdy_jax.ir.graph import itemsize
+from sdy_jax.ir.tensor_types import itemsize
 from sdy_jax.plan.record.border import RecordedTensor
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding

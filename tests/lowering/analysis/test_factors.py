@@ -10,8 +10,9 @@ from sdy_jax.lowering.analysis.factors import (
     factor_axes,
     is_contiguous,
 )
+from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.text import parse_axis, parse_rule
+from sdy_jax.representation.rule_text import parse_rule
 
 MESH = Mesh.of(x=4, y=2, t=3)
 

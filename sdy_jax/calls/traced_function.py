@@ -1,0 +1,220 @@
+"""The user's function of the arguments of a call, and what it is traced to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from sdy_jax.annotate.arguments import Leaf, Parameters, abstracted
+from sdy_jax.annotate.border_types import in_memory, on_mesh
+from sdy_jax.annotate.program import Program
+from sdy_jax.annotate.traced_program import Border, from_function
+from sdy_jax.annotate.user_function import in_name_of
+from sdy_jax.calls.arguments import Arguments
+from sdy_jax.calls.donation import donated_leaves
+from sdy_jax.calls.meshes import mesh_inside
+from sdy_jax.calls.options import Options
+from sdy_jax.calls.statics import StaticParameters, Statics
+from sdy_jax.calls.traces import Trace, key_of_trace, trace_of
+from sdy_jax.jax_internals.contexts import trace_settings
+from sdy_jax.jax_internals.sharding_types import ShardingTypeError
+from sdy_jax.jax_internals.trace_messages import tracing_allowed
+from sdy_jax.loading.loaded_function import LoadedFunction
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.types import explicit_axes
+from sdy_jax.runtime.function_mesh import auto_mesh
+
+
+class _Tracing(threading.local):
+    """The mesh of the partitioned function that is being traced. A default by the class is found faster than none."""
+
+    mesh: AnyMesh | None = None
+
+
+_tracing = _Tracing()
+
+
+def traced_on() -> AnyMesh | None:
+    """The mesh of the partitioned function that this thread is tracing."""
+    return _tracing.mesh
+
+
+_ON_EXPLICIT_AXES = (
+    "types show shardings here, as under jax.jit, because arrays lie on a mesh with Explicit axes. To fix: say how the "
+    "result is to lie by out_sharding=, leave a part of the function to the planner by jax.sharding.auto_axes, or all "
+    "of it by a mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
+)
+
+
+_STATED_ON_AUTO_AXES = "that are of type Auto or Manual"
+"""What jax says of `out_sharding=` in a function whose arguments have no types; its mesh may have Explicit axes."""
+
+_MAPPED_ON_ANOTHER_MESH = "should match the mesh passed to shard_map"
+"""What jax says of a `jax.shard_map` on another mesh than that in context. Where the caller sets none, jit takes it."""
+
+_OF_ANOTHER_MESH = "should match the aval mesh"
+"""What jax says of an argument where the function puts another mesh in context; it takes those without a mesh."""
+
+
+class TracedFunction:
+    """A function with options, and the traces of its calls.
+
+    Attributes:
+        fun, options, is_inner: as of `PlannedFunction`.
+        statics: its static parameters.
+        is_typed: of the function of a derivative, whether types show shardings to that which it is of; else None.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: Options, is_inner: bool):
+        self.fun, self.options, self.is_inner = fun, options, is_inner
+        self.statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
+        self.is_typed: bool | None = None
+        self._parameters = Parameters.of(fun)
+        self._traces: dict[Any, Trace] = {}
+        self._meshes_inside: dict[Any, AnyMesh | None] = {}
+
+    def forget(self) -> None:
+        """Forgets all traces."""
+        self._traces.clear()
+        self._meshes_inside.clear()
+
+    def dynamic_parameters(self, statics: Statics) -> Parameters:
+        """The parameters without the static ones."""
+        return self._parameters.without({*self.statics.positions, *statics.positions}, self.statics.names)
+
+    def stated_by_name(self) -> Any:
+        """`in_shardings` as entries for parameters by their names, so that there may be one more."""
+        stated, own = self.options.in_shardings, self._parameters.without(self.statics.positions, self.statics.names)
+        names = (*own.positional, *own.keyword_only)
+        if stated is None or isinstance(stated, dict):
+            return stated
+        return (
+            dict(zip(names, stated, strict=False)) if isinstance(stated, tuple | list) else dict.fromkeys(names, stated)
+        )
+
+    def donated(self, arguments: Arguments) -> frozenset[int]:
+        """The indices of the leaves of a call that are donated."""
+        return donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
+
+    def inner(
+        self, statics: Statics, mesh: AnyMesh | None, traced: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """The user's function of its dynamic arguments, or what it was `traced` to; partitioned functions that it calls
+        are inlined."""
+
+        def fun(*args: Any, **kwargs: Any) -> Any:
+            outer, _tracing.mesh = _tracing.mesh, mesh
+            try:
+                if traced is not None:
+                    return traced(*args, **kwargs)
+                return self.fun(*statics.merged(args), **kwargs, **dict(statics.named))
+            except ShardingTypeError as error:
+                error.add_note(_ON_EXPLICIT_AXES)
+                raise
+            finally:
+                _tracing.mesh = outer
+
+        positional = dict(enumerate(self._parameters.positional))
+        static = {positional[i] for i in statics.positions & positional.keys()} | dict(statics.named).keys()
+        return in_name_of(self.fun, fun, static)
+
+    def _traced_mesh(self, arguments: Arguments) -> AnyMesh:
+        """The mesh in context while the function is traced: with Explicit axes if types are to show shardings. A
+        program from text has no such types."""
+        is_typed = arguments.are_typed if self.is_typed is None else self.is_typed
+        return arguments.mesh if is_typed and not isinstance(self.fun, LoadedFunction) else auto_mesh(arguments.mesh)
+
+    def is_traced(self, arguments: Arguments) -> bool:
+        """Whether a call needs no new trace of the user's function."""
+        return key_of_trace(arguments) in self._traces
+
+    def program(self, arguments: Arguments) -> Program:
+        """The program of a call, of which the user's function is traced once."""
+        key = key_of_trace(arguments)
+        if (known := self._traces.get(key)) is not None:
+            with tracing_allowed():
+                mesh = arguments.mesh if known.on_own_mesh else auto_mesh(arguments.mesh)
+                return self._traced_on(mesh, arguments, known.in_context, known.again)
+        program, mesh, in_context = self._newly_traced(arguments)
+        if (trace := trace_of(program, mesh is arguments.mesh, in_context)) is not None:
+            self._traces[key] = trace
+        return program
+
+    def _newly_traced(self, arguments: Arguments) -> tuple[Program, AnyMesh, bool]:
+        """The program of the user's function, the mesh that it was traced on, and whether that was in context."""
+        mesh, in_context = self._traced_mesh(arguments), True
+        try:
+            return self._traced_on(mesh, arguments), mesh, in_context
+        except ValueError as error:
+            if _STATED_ON_AUTO_AXES in str(error) and explicit_axes(arguments.mesh):
+                mesh = arguments.mesh
+            elif _is_about_the_mesh(error):
+                in_context = False
+            else:
+                raise
+        return self._traced_on(mesh, arguments, in_context), mesh, in_context
+
+    def _traced_on(
+        self,
+        mesh: AnyMesh,
+        arguments: Arguments,
+        in_context: bool = True,
+        traced: Callable[..., Any] | None = None,
+    ) -> Program:
+        """The program of the user's function, or of what it was `traced` to."""
+        program = from_function(
+            self.inner(arguments.statics, arguments.mesh, traced),
+            Border(arguments.leaves, arguments.tree, self.options.out_shardings),
+            mesh,
+            self.is_inner,
+            in_context,
+        )
+        if donated := self.donated(arguments):
+            program.mark_donated(donated)
+        return program
+
+    def types_of_results(self, arguments: Arguments) -> Any:
+        """What the function returns, on Auto axes; nothing is planned."""
+        fun, mesh = self.inner(arguments.statics, arguments.mesh), auto_mesh(arguments.mesh)
+        types = [in_memory(on_mesh(leaf.value, mesh), leaf, mesh) for leaf in arguments.leaves]
+        args, kwargs = jax.tree.unflatten(arguments.tree, types)
+        try:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return jax.eval_shape(fun, *args, **kwargs)
+        except ValueError as error:
+            if not _is_about_the_mesh(error):
+                raise
+        args, kwargs = jax.tree.unflatten(arguments.tree, [leaf.value for leaf in arguments.leaves])
+        return jax.eval_shape(fun, *args, **kwargs)
+
+    def uses_no_other_mesh(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> bool:
+        """Whether jax lets the function do what it does with arguments in types on other meshes than that in context.
+        For that it is traced once more."""
+        args, kwargs = jax.tree.unflatten(tree, [jax.typeof(leaf.value) for leaf in given])
+        try:
+            jax.make_jaxpr(self.inner(statics, None))(*args, **kwargs)
+        except ValueError as error:
+            if _OF_ANOTHER_MESH in str(error):
+                return False
+            raise
+        return True
+
+    def mesh_inside(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> AnyMesh | None:
+        """The mesh that the function itself states. For that it is traced once more, without any."""
+        types = [jax.typeof(abstracted(leaf, None).value) for leaf in given]
+        key = (tree, statics.key, tuple(types), trace_settings())
+        if key not in self._meshes_inside:
+            args, kwargs = jax.tree.unflatten(tree, types)
+            run = self.inner(statics, None)
+            self._meshes_inside[key] = mesh_inside(jax.make_jaxpr(run)(*args, **kwargs))
+        return self._meshes_inside[key]
+
+
+def _is_about_the_mesh(error: ValueError) -> bool:
+    """Whether jax refuses what the function does for the mesh that we put in context and types: it may not without."""
+    is_mapped = _MAPPED_ON_ANOTHER_MESH in str(error) and jax.sharding.get_abstract_mesh().empty
+    return is_mapped or _OF_ANOTHER_MESH in str(error)

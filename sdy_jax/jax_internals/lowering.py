@@ -1,0 +1,61 @@
+"""Lowering to MLIR: jaxprs as regions and in place, and how collectives name their groups.
+
+* `jaxpr_const_args`: which arrays a jaxpr closes over that becomes the region of an op.
+* `jaxpr_subcomp`: a jaxpr is lowered where an equation stands, with no function around it.
+* `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
+  switch for one thread is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from jax._src import config
+from jax._src.core import jaxpr_const_args
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters import mlir
+
+
+def lowered_in_place(ctx: mlir.LoweringRuleContext, context: Any, jaxpr: Any, xs: Sequence[Any]) -> Sequence[Any]:
+    """Lowers a jaxpr without constants where an equation is lowered, with no function around it, in a module context
+    like that of `ctx`."""
+    lowered, tokens = mlir.jaxpr_subcomp(
+        context,
+        jaxpr,
+        ctx.name_stack,
+        ctx.tokens_in,
+        (),
+        *xs,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(tokens)
+    return lowered  # type: ignore[no-any-return]
+
+
+def listed_replica_groups() -> AbstractContextManager[Any]:
+    """Lets collectives be lowered with lists of the devices in their groups."""
+    switch = getattr(config, "use_rgv3", None)
+    return nullcontext() if switch is None else switch(False)
+
+
+def lower_region(ctx: mlir.LoweringRuleContext, region: Any) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """How to lower a closed jaxpr into the region of an op that sees no values from outside.
+
+    Returns:
+        The values of the arrays that the jaxpr closes over, and a function that lowers the jaxpr at the current
+        insertion point, given block arguments for those values and for the jaxpr's own arguments.
+    """
+    arrays = jaxpr_const_args(region.jaxpr)
+    constants = [mlir.ir_constants(array, const_lowering=ctx.const_lowering, aval=aval) for array, aval in arrays]
+    values, _ = mlir.ir_tree_registry.flatten(constants)
+
+    def body(arguments: Sequence[Any]) -> list[Any]:
+        inside = {(id(array), aval): x for (array, aval), x in zip(arrays, arguments, strict=False)}
+        inner = ctx.replace(const_lowering=inside, avals_in=region.in_avals)
+        return list(mlir.lower_fun(jaxpr_as_fun(region))(inner, *arguments[len(arrays) :]))
+
+    return list(values), body
