@@ -74,7 +74,7 @@ def assert_same(
     """
     if isinstance(fun, PartitionedFunction):
         raise TypeError(
-            f"assert_same got the partitioned function {fun.__name__}, and would compare it with itself; "
+            "assert_same got a partitioned function, and would compare it with itself; "
             "to fix: give the plain function, and its mesh and shardings as arguments"
         )
     mesh = mesh or _default_mesh()
