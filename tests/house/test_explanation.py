@@ -51,7 +51,7 @@ def test_links_lead_to_headings(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_name_files_that_are_there(page: Path) -> None:
     """Paths in code quotes, from the root, from a room, or by a name that one file has."""
-    known = {str(path.relative_to(ROOT)) for path in [*SOURCES, *(ROOT / "tests").glob("*.py")]}
+    known = {str(path.relative_to(ROOT)) for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")]}
     for path in re.findall(r"`([\w/]+\.py)`", page.read_text()):
         assert any(other == path or other.endswith(f"/{path}") for other in known), path
     for path in re.findall(r"`((?:sdy_jax|lowering|runtime|tests|scripts)/[\w/.]*)`", page.read_text()):
