@@ -93,11 +93,9 @@ def from_function(
         shows_mesh = in_context and not site.is_typed
         types = [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals
         seen = [in_memory(x, leaf, jax_mesh) for x, leaf in zip(types, leaves, strict=True)]
-        args, kwargs = jax.tree.unflatten(tree, seen)
+        arguments = jax.tree.unflatten(tree, seen)
         change = functools.partial(_lowered, site)
-        traced = functools.partial(
-            trace_and_lower, checked, args, kwargs, jax_mesh, platform, site.lowering_rules, change
-        )
+        traced = functools.partial(trace_and_lower, checked, arguments, jax_mesh, platform, site.lowering_rules, change)
         module, jaxpr, results, constants = _with_devices_if_needed(traced, jax_mesh)
     if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
         raise ClosedOverReferences(refs)

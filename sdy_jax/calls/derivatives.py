@@ -54,18 +54,11 @@ Derivatives = Callable[[tuple[int, ...]], WithTangents]
 """A function with the tangents of its results, given the indices of the operands whose tangents are not zero."""
 
 
-def derivatives_of(
-    plain: Flat,
-    inputs: BorderShardings,
-    outputs: BorderShardings,
-    smooth: Sequence[int],
-    partition: Partition,
-    has_checks: bool,
-    place: Any,
-) -> Derivatives:
-    """The derivatives of a partitioned program.
+@dataclass(frozen=True, slots=True)
+class Differentiable:
+    """A partitioned program as its derivatives see it.
 
-    Args:
+    Attributes:
         plain: the function that was partitioned, of the same operands.
         inputs, outputs: the shardings of the program's operands and results, and of their tangents and cotangents.
         smooth: the indices of the results that have tangents.
@@ -73,12 +66,24 @@ def derivatives_of(
         has_checks: whether `checkify` may ask for what the function checks.
         place: the devices, as maps are told of them.
     """
+
+    plain: Flat
+    inputs: BorderShardings
+    outputs: BorderShardings
+    smooth: Sequence[int]
+    partition: Partition
+    has_checks: bool
+    place: Any
+
+
+def derivatives_of(program: Differentiable) -> Derivatives:
+    """The derivatives of a partitioned program."""
     known, lock = dict[tuple[int, ...], _Linearized](), threading.Lock()
 
     def along(moving: tuple[int, ...]) -> WithTangents:
         with lock:
             if moving not in known:
-                known[moving] = _Linearized(plain, moving, inputs, outputs, smooth, partition, has_checks, place)
+                known[moving] = _Linearized(program, moving)
             return known[moving].with_tangents
 
     return along
@@ -112,25 +117,16 @@ class _Linearized:
     A residual that is an operand or a result already is not returned again, and constants stay where they are.
     """
 
-    def __init__(
-        self,
-        plain: Flat,
-        moving: tuple[int, ...],
-        inputs: BorderShardings,
-        outputs: BorderShardings,
-        smooth: Sequence[int],
-        partition: Partition,
-        has_checks: bool,
-        place: Any,
-    ):
-        self._has_checks, self._place = has_checks, place
-        self._plain, self._moving, self._partition = plain, moving, partition
-        self._inputs, self._outputs = list(inputs), list(outputs)
-        self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
-        tangents = [inputs[i] for i in moving]
-        pushed = [*outputs, *(outputs[i] for i in smooth)]
-        self._together = partition(self._pushed, (*inputs, *tangents), pushed, "with tangents")
-        self.with_tangents = WithTangents(self._together, self._apart, self._pushed, len(self._inputs), place)
+    def __init__(self, program: Differentiable, moving: tuple[int, ...]):
+        self._has_checks, self._place = program.has_checks, program.place
+        self._plain, self._moving, self._partition = program.plain, moving, program.partition
+        self._inputs, self._outputs = list(program.inputs), list(program.outputs)
+        in_shardings = tuple(self._inputs)
+        self._known = self._partition(self._trace, in_shardings, (self._outputs, None), "forward of the derivative")
+        tangents = [self._inputs[i] for i in moving]
+        pushed = [*self._outputs, *(self._outputs[i] for i in program.smooth)]
+        self._together = self._partition(self._pushed, (*in_shardings, *tangents), pushed, "with tangents")
+        self.with_tangents = WithTangents(self._together, self._apart, self._pushed, len(self._inputs), self._place)
         self._linear: LinearMap | None = None
         self._lock = threading.RLock()
         self._traced: _Pushforward | None = None

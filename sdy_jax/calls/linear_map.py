@@ -50,6 +50,29 @@ def place_of(mesh: AnyMesh) -> Any:
         return jax.make_jaxpr(lambda: jax.lax.with_sharding_constraint(0.0, NamedSharding(auto, PartitionSpec())))()
 
 
+def pushed_forward(fun: Flat, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results of a function of arrays and their tangents, of arguments some of which have none."""
+    moving = moving_of(tangents)
+
+    def of_moving(*values: Any) -> list[Any]:
+        new = dict(zip(moving, values, strict=True))
+        return list(fun(*(new.get(i, x) for i, x in enumerate(primals))))
+
+    results, moved = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return results, moved
+
+
+def moving_of(tangents: Sequence[Any]) -> tuple[int, ...]:
+    """The indices of the tangents that are not zero."""
+    return tuple(i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0)
+
+
+def mapped(fun: Flat, axis_data: Any, dims: Sequence[int | None], outs: Any) -> Flat:
+    """The function under the `jax.vmap` that `axis_data` is of, along these dimensions of what it takes and returns."""
+    along = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
+    return jax.vmap(lambda *xs: list(fun(*xs)), tuple(dims), outs, **along)
+
+
 def _forward(*values: Any, linear: LinearMap, **_: Any) -> Sequence[Any]:
     return linear.forward(*values)
 
@@ -66,16 +89,10 @@ def _jvp(
 ) -> tuple[Any, Any]:
     count = linear.residuals
     results = linear.bind(*primals, types=types)
-    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0]
-    if all(i >= count for i in moving):
+    if all(i >= count for i in moving_of(tangents)):
         moved = map(ad.instantiate_zeros, tangents[count:])
         return results, linear.bind(*primals[:count], *moved, types=types)
-
-    def of_moving(*values: Any) -> list[Any]:
-        new = dict(zip(moving, values, strict=True))
-        return list(linear.forward(*(new.get(i, x) for i, x in enumerate(primals))))
-
-    return results, jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])[1]
+    return results, pushed_forward(linear.forward, primals, tangents)[1]
 
 
 def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, **_: Any) -> list[Any]:
@@ -104,23 +121,12 @@ def _batch(
         return linear.bind(*values, types=types), [None] * len(types)
     size, count = axis_data.size, linear.residuals
     tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
-    of_residuals = tuple(dims[:count])
-    forward, backward = (_mapped(fun, of_residuals, axis_data) for fun in (linear.forward, linear.backward))
+    forward = mapped(linear.forward, axis_data, [*dims[:count], *[0] * len(tangents)], 0)
+    backward = mapped(linear.backward, axis_data, [*dims[:count], *[0] * len(types)], 0)
     batched = replace(linear, forward=forward, backward=backward)
     types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
     results = batched.bind(*values[:count], *tangents, types=types)
     return results, [0] * len(results)
-
-
-def _mapped(fun: Flat, of_residuals: tuple[int | None, ...], axis_data: Any) -> Flat:
-    along = {"axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
-
-    def mapped(*values: Any) -> Sequence[Any]:
-        dims = (*of_residuals, *(0,) * (len(values) - len(of_residuals)))
-        results: Sequence[Any] = jax.vmap(lambda *xs: list(fun(*xs)), dims, **along)(*values)
-        return results
-
-    return mapped
 
 
 def _functionalized(errors: Any, *values: Any, linear: LinearMap, **_: Any) -> tuple[Any, Sequence[Any]]:

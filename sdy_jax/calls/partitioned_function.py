@@ -227,10 +227,8 @@ class _InnerFunction(PartitionedFunction[P, R]):
     _is_inner = True
 
 
-def _derivative(
-    name: str, options: Options, of: Plan, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
-) -> _InnerFunction[..., Any]:
+def _derivative(fun: Callable[..., Any], options: Options, name: str, of: Plan) -> _InnerFunction[..., Any]:
     # It does not know the function whose derivative it is: jax keeps it with what it has traced, which goes with that.
-    made = _InnerFunction(fun, dataclasses.replace(options, in_shardings=in_shardings, out_shardings=out_shardings))
-    made._function.set_origin(f"{name} ({role})", of)
+    made = _InnerFunction(fun, options)
+    made._function.set_origin(name, of)
     return made

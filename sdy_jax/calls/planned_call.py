@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
-from sdy_jax.calls.derivatives import Partition, Planned, derivatives_of, smooth_results, specs
+from sdy_jax.calls.derivatives import Differentiable, Partition, Planned, derivatives_of, smooth_results, specs
 from sdy_jax.calls.linear_map import Flat, place_of
 from sdy_jax.calls.live_arguments import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
@@ -155,7 +155,7 @@ class PlannedCall:
         outputs, function = specs(program, plan.results, program.out_info), self._live.jaxpr
         plain, checks = self._in_memory(jaxpr_as_fun(function)), effects_of_checks(function.effects)
         smooth = smooth_results(program.out_info)
-        derivatives = derivatives_of(
+        differentiable = Differentiable(
             plain, inputs, outputs, smooth, self._derivative, bool(checks), place_of(self._mesh)
         )
         planned = PlannedProgram(
@@ -167,7 +167,7 @@ class PlannedCall:
             program.unchecked,
             self._along,
             self._apart_from,
-            derivatives,
+            derivatives_of(differentiable),
             smooth,
         )
         return as_op(self._run, planned)

@@ -33,6 +33,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
 from sdy_jax.jax_internals.contexts import context_mesh, trace_settings, without_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
+from sdy_jax.plan.border.planned_with import PlannedWith
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
@@ -42,9 +43,22 @@ from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.devices import device_kind
 from sdy_jax.runtime.function_mesh import checked_mesh
 
-OfDerivative = Callable[[str, Options, Plan, Callable[..., Any], Any, Any, str], Planned]
-"""Partitions a function of a derivative: by the name of the function that is differentiated, the options, the plan of
-the user's function, the function itself, the shardings of its arguments and results, and which part it is."""
+OfDerivative = Callable[[Callable[..., Any], Options, str, Plan], Planned]
+"""Partitions a function of a derivative, with options and a name, given the plan of the user's function."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _PartsOfDerivatives:
+    """Partitions the functions of the derivatives of one that has a name and a plan; a `Partition`."""
+
+    partition: OfDerivative
+    name: str
+    options: Options
+    of: Plan
+
+    def __call__(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
+        options = dataclasses.replace(self.options, in_shardings=in_shardings, out_shardings=out_shardings)
+        return self.partition(fun, options, f"{self.name} ({role})", self.of)
 
 
 class PlannedFunction:
@@ -195,20 +209,14 @@ class PlannedFunction:
         """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
         if isinstance(self.fun, LoadedFunction) and not self.fun.has_derivatives:
             return None
-        return functools.partial(self._of_derivative, self.name, self.options.of_derivatives(mesh), of)
+        return _PartsOfDerivatives(self._of_derivative, self.name, self.options.of_derivatives(mesh), of)
 
     def _made(self, arguments: Arguments) -> Plan:
-        mesh = arguments.mesh
+        mesh, options = arguments.mesh, self.options
         with collection_paused():
-            return build_plan(
-                self.name,
-                self.traced.program(arguments),
-                self.options.costs_of(mesh),
-                self.source,
-                policy=self.options.policy(mesh),
-                target=self.options.target(mesh),
-                inner=self.is_inner,
-            )
+            program = self.traced.program(arguments)
+            given = PlannedWith(options.costs_of(mesh), options.policy(mesh), options.target(mesh), self.is_inner)
+            return build_plan(self.name, program, given, self.source)
 
     def _finished(self, plan: Plan, arguments: Arguments) -> Plan:
         """The plan with what only this function knows, once it is reported and checked."""

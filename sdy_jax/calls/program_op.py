@@ -23,8 +23,8 @@ from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.annotate import regions
 from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
-from sdy_jax.calls.linear_map import Flat, in_type_of
-from sdy_jax.calls.tangent_op import WithTangents, mapped
+from sdy_jax.calls.linear_map import Flat, in_type_of, mapped, moving_of
+from sdy_jax.calls.tangent_op import WithTangents
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.jax_internals.batching import mapped_results
 from sdy_jax.jax_internals.callbacks import debug_effect
@@ -81,7 +81,7 @@ def _jvp(
 ) -> tuple[Sequence[Any], list[Any]]:
     own = len(primals) - len(planned.inputs)
     operands, dots = primals[own:], tangents[own:]
-    moving = tuple(i for i, t in enumerate(dots) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0)
+    moving = moving_of(dots)
     types = [*region.out_avals, *(region.out_avals[i].to_tangent_aval() for i in planned.smooth)]
     found = planned.derivatives(moving).bind(
         *operands, *(dots[i] for i in moving), types=types, has_effects=bool(region.effects)

@@ -15,7 +15,7 @@ from jax.experimental import checkify
 from jax.extend.core import Primitive, mapped_aval, no_effects, unmapped_aval
 from jax.interpreters import ad, batching, mlir
 
-from sdy_jax.calls.linear_map import Flat
+from sdy_jax.calls.linear_map import Flat, mapped, pushed_forward
 from sdy_jax.jax_internals.batching import mapped_results
 from sdy_jax.jax_internals.checks import on_checkify
 from sdy_jax.jax_internals.derivatives import on_partial_evaluation
@@ -59,12 +59,6 @@ class WithTangents:
         return WithTangents(together, of_first, plain, self.count, self.place)
 
 
-def mapped(fun: Flat, axis_data: Any, dims: Sequence[int | None], outs: Any) -> Flat:
-    """The function under the `jax.vmap` that `axis_data` is of, along these dimensions of what it takes and returns."""
-    along = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
-    return jax.vmap(lambda *xs: list(fun(*xs)), tuple(dims), outs, **along)
-
-
 def _together(*values: Any, function: WithTangents, **_: Any) -> Sequence[Any]:
     return function.together(*values)
 
@@ -89,13 +83,7 @@ def _functionalized(errors: Any, *values: Any, function: WithTangents, **_: Any)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: WithTangents, **_: Any) -> tuple[Any, Any]:
-    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0]
-
-    def of_moving(*values: Any) -> list[Any]:
-        new = dict(zip(moving, values, strict=True))
-        return list(function.together(*(new.get(i, x) for i, x in enumerate(primals))))
-
-    return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return pushed_forward(function.together, primals, tangents)
 
 
 def _batch(

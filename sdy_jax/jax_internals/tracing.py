@@ -31,8 +31,7 @@ from sdy_jax.jax_internals.trace_messages import in_silence, loudly
 
 def trace_and_lower(
     fun: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
     mesh: Any,
     platform: str,
     rules: Any = (),
@@ -42,7 +41,7 @@ def trace_and_lower(
 
     Args:
         fun: the function of trees of arrays; jax calls it and its arguments by its name, signature and line.
-        args, kwargs: the types of its arguments.
+        arguments: the types of its arguments, positional and keyword ones.
         mesh: the mesh that they are on, with devices where these are known.
         platform: what it is lowered for.
         rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
@@ -55,7 +54,7 @@ def trace_and_lower(
     """
     loud = loudly(fun)
     with config.use_simplified_jaxpr_constants(True), in_silence():
-        traced = jax.jit(loud, keep_unused=True).trace(*args, **kwargs)
+        traced = jax.jit(loud, keep_unused=True).trace(*arguments[0], **arguments[1])
         changed = _to_lower(traced, change(traced.jaxpr), mesh)
         lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
         parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
@@ -35,25 +35,31 @@ Border = tuple[Mapping[int, TensorSharding], Mapping[int, TensorSharding]]
 """The shardings of argument leaves, and those of result leaves, by index."""
 
 
+@dataclass(frozen=True, slots=True)
+class Planners:
+    """How programs are planned on the way.
+
+    Attributes:
+        stated: plans a program whose border is stated.
+        unlimited: likewise, whatever memory that takes.
+        freed: the best border of a program with a free one, found from the one that is stated; takes what a program
+            costs that is known to fit, dearer ones than which need not be found.
+    """
+
+    stated: Callable[[Program], Plan]
+    unlimited: Callable[[Program], Plan]
+    freed: Callable[[Program, FreeBorder, float], Border]
+
+
 def automatic_plan(
-    program: Program,
-    imported: ir.Operation,
-    planned: Callable[[Program], Plan],
-    tried: Callable[[Program], Plan],
-    freed: Callable[[Program, FreeBorder, float], Border],
-    limit: float,
-    slow: Collection[str],
-    tell: Tell,
+    program: Program, imported: ir.Operation, planners: Planners, limit: float, slow: Collection[str], tell: Tell
 ) -> Plan:
     """The plan of a program with automatic arguments or results.
 
     Args:
         program: the traced program.
         imported: its module after import.
-        planned: plans a program whose border is stated.
-        tried: likewise, whatever memory that takes.
-        freed: the best border of a program with a free one, found from the one that is stated; takes what a program
-            costs that is known to fit, dearer ones than which need not be found.
+        planners: how programs are planned on the way.
         limit: the bytes that a device may hold by what the user says, or else its own.
         slow: the mesh axes along which devices send much slower than along others.
         tell: is told what is tried, and how much of the search is done.
@@ -61,22 +67,13 @@ def automatic_plan(
     Raises:
         MemoryLimitError: no border was found whose plan keeps within the memory.
     """
-    search = _Search(program, planned, tried, freed, limit, tell)
+    search = _Search(program, planners, limit, tell)
     return search.run(program.with_module(imported), slow)
 
 
 class _Search:
-    def __init__(
-        self,
-        program: Program,
-        planned: Callable[[Program], Plan],
-        tried: Callable[[Program], Plan],
-        freed: Callable[[Program, FreeBorder, float], Border],
-        limit: float,
-        tell: Tell,
-    ):
-        self._program, self._planned, self._tried, self._freed = program, planned, tried, freed
-        self._limit, self._tell = limit, tell
+    def __init__(self, program: Program, planners: Planners, limit: float, tell: Tell):
+        self._program, self._planners, self._limit, self._tell = program, planners, limit, tell
         back = carried(program).items()
         free = program.automatic_arguments, program.automatic_results
         self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
@@ -88,7 +85,7 @@ class _Search:
             borders |= self._usual(imported, slow)
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
-            plans[name] = self._tried(self._stated((border, self._results_of(border))))
+            plans[name] = self._planners.unlimited(self._stated((border, self._results_of(border))))
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
         chosen = self._chosen(sorted(plans.values(), key=_cost))
         return replace(chosen, automatic=self._record(chosen, plans))
@@ -121,7 +118,7 @@ class _Search:
 
     def _searched(self, start: Program, known: float) -> Plan:
         """The plan with the border that is found from a stated one; `known`: what a plan costs that fits."""
-        return self._planned(self._stated(self._freed(start, self._free_border(), known)))
+        return self._planners.stated(self._stated(self._planners.freed(start, self._free_border(), known)))
 
     def _better_stated(
         self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
@@ -132,7 +129,7 @@ class _Search:
         tried = [border for plan, border in zip(usual, borders, strict=True) if self._fits(plan) and _cost(plan) < best]
         if best == math.inf:
             tried += [border for plan, border in zip(usual, borders, strict=True) if not self._fits(plan)]
-        for stated in self._within(self._planned, tried):
+        for stated in self._within(self._planners.stated, tried):
             yield stated
             if self._fits(stated):
                 return

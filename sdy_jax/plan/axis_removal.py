@@ -43,10 +43,7 @@ def without_axes(plan: Plan, axes: frozenset[str], of: Plan | None = None) -> Pl
             op.attributes["mesh"] = mesh_to_attribute(_of_one_device(mesh, axes), module.context)
     mesh = plan.program.mesh
     program = replace(plan.program, module=module, mesh=_of_one_device(mesh, axes))
-    made = plan.planned_with
-    found = build_plan(
-        plan.name, program, made.costs, plan.source, policy=made.policy, target=made.target, inner=made.inner
-    )
+    found = build_plan(plan.name, program, plan.planned_with, plan.source)
     return replace(found, program=replace(found.program, mesh=mesh))
 
 

@@ -19,20 +19,18 @@ from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.lowering.blocking.partition import partition
-from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting, limit
 from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.recomputation.segment_prices import Mark
-from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.whole_program.partition import best_border
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
-from sdy_jax.plan.auto_layouts import Border, automatic_plan
+from sdy_jax.plan.auto_layouts import Border, Planners, automatic_plan
 from sdy_jax.plan.border.boundary import boundary_values
 from sdy_jax.plan.border.planned_with import PlannedWith, input_names, to_partition
 from sdy_jax.plan.dump import Dump, dump_of, ignore
@@ -47,27 +45,14 @@ NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 _PROPAGATE = Pass("sdy-user-priority-propagate")
 
 
-def build_plan(
-    name: str,
-    program: Program,
-    costs: CostModel,
-    source: str = "",
-    *,
-    policy: Policy = Policy(),  # noqa: B008 - immutable
-    target: Target = Target(),  # noqa: B008 - immutable
-    inner: bool = False,
-    is_trial: bool = False,
-) -> Plan:
+def build_plan(name: str, program: Program, given: PlannedWith, source: str = "", *, is_trial: bool = False) -> Plan:
     """Propagates and partitions a traced program.
 
     Args:
         name: what the function is called.
         program: the traced program.
-        costs: what communication costs.
+        given: the costs, the user's decisions and the devices for which it is planned.
         source: the line at which the program's shardings are given.
-        policy: how it is partitioned.
-        target: the devices for which it is.
-        inner: the results stay among our own functions, and may be split by parts of axes that nobody stated.
         is_trial: the plan is only to be compared with another one; its stages are not dumped.
     """
     context = program.module.context
@@ -75,7 +60,7 @@ def build_plan(
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
             program = on_whole_axes(program)
-            making = _Making(name, source, PlannedWith(costs, policy, target, inner), is_trial, tell)
+            making = _Making(name, source, given, is_trial, tell)
             plan = making.searched(program) if program.is_automatic else making.plan(program)
         if not is_trial:
             if LOG.isEnabledFor(logging.INFO):
@@ -109,8 +94,7 @@ class _Making:
 
     def again(self, program: Program, policy: Policy) -> Plan:
         """The plan of another program of the same function, to be compared with the first."""
-        given, trial = self.given, {"inner": self.given.inner, "is_trial": True}
-        return build_plan(self.name, program, given.costs, self.source, policy=policy, target=given.target, **trial)
+        return build_plan(self.name, program, replace(self.given, policy=policy), self.source, is_trial=True)
 
     def _dump(self) -> Dump:
         return ignore if self.is_trial else dump_of(self.name)
@@ -166,7 +150,8 @@ class _Making:
         available, policy = limit(self.given.policy, self.given.target), self.given.policy
         unlimited = replace(self, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
         slow = self.given.costs.slow_axes(program.mesh)
-        return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, available, slow, self.tell)
+        planners = Planners(self.plan, unlimited.plan, self._freed)
+        return automatic_plan(program, imported, planners, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
         stages, rules = self._propagated(program, self._dump())
