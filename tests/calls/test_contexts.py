@@ -163,6 +163,7 @@ def called(f, x):
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+@pytest.mark.more("calls inside of shard_map, beside jit")
 def test_in_a_shard_map_it_is_what_jit_is(name, kind):
     def mapped(jit):
         f = jit(BODIES[name])

@@ -69,6 +69,7 @@ def test_the_mesh_with_the_plan_that_takes_least_is_used(batch):
     assert len(auto.plans) == 1
 
 
+@pytest.mark.more("calls of several kinds")
 def test_each_kind_of_call_has_its_mesh(monkeypatch):
     """Also where arrays lie as those of another call do."""
     small, large = arguments(8), arguments(16)
@@ -88,6 +89,7 @@ def test_each_kind_of_call_has_its_mesh(monkeypatch):
         assert_close(results, step(*args))
 
 
+@pytest.mark.more("ties between meshes")
 def test_of_equal_meshes_the_first_is_used():
     other = jax.sharding.Mesh(LINE.devices, ("z",))
     args = arguments(64)
@@ -95,6 +97,7 @@ def test_of_equal_meshes_the_first_is_used():
     assert automatic(mesh=[LINE, other]).plan(*args).program.mesh.axis_names == LINE.axis_names
 
 
+@pytest.mark.more("limits of memory between meshes")
 def test_a_mesh_on_which_a_plan_fits_is_used(monkeypatch):
     monkeypatch.setattr(blocking, "_in_parts", lambda program: ())  # in parts, the step fits on both
     args = arguments(128)
@@ -205,6 +208,7 @@ def test_loaded_programs_have_one_mesh():
         sdy.partition(program, mesh=MESHES, in_shardings=sdy.AUTO)
 
 
+@pytest.mark.more("abstract meshes")
 def test_meshes_without_devices_take_those_of_arguments():
     args = arguments(64)
     auto = automatic(mesh=[AbstractMesh((8,), ("x",)), AbstractMesh((2, 4), ("x", "y"))])
@@ -215,12 +219,14 @@ def test_meshes_without_devices_take_those_of_arguments():
     assert_close(results, step(*args))
 
 
+@pytest.mark.more("pickling")
 def test_a_function_of_several_meshes_is_pickled():
     again = pickle.loads(pickle.dumps(automatic()))
     args = arguments(64)
     assert again.plan(*args).meshes == automatic().plan(*args).meshes
 
 
+@pytest.mark.more("what is freed")
 def test_only_one_plan_is_kept(monkeypatch):
     """Of three meshes, when the third one is planned, the best of the first two is there, and no other."""
     made, plans, kept = planned_function.PlannedFunction._made, [], []

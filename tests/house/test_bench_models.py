@@ -62,6 +62,7 @@ def drawn(types):
     ("name", "constrained"),
     [*((name, False) for name in CASES), *((name, True) for name in ("scanned", "by capacity", "u-net", "lstm"))],
 )
+@pytest.mark.more("the models of the benchmark, at small sizes")
 def test_models_are_the_plain_functions(name, constrained):
     model, make, axes, rules = CASES[name]
     mesh = mesh_of(*axes.values())

@@ -165,6 +165,7 @@ def test_automatic_layouts(names, capsys):
     assert re.search(r"automatic layouts\n *(in_shardings=.*)", text)[1].startswith(program.split("layouts: ")[1][:40])
 
 
+@pytest.mark.more("README's program on several meshes")
 def test_the_best_of_several_meshes(names, capsys):
     known = names | {"mlp_function": names["mlp"].__wrapped__, "y": names["mlp"](names["x"], names["weights"])}
     descended = block('out_shardings=sdy.AUTO, memory="1MiB"').partition("\n\n\n")[0]
@@ -355,6 +356,7 @@ def some(info: Any, seed: int) -> np.ndarray:
     return np.asarray(rng.standard_normal(info.shape) / 8, info.dtype)
 
 
+@pytest.mark.more("each program of README in a process")
 def test_the_programs_above_run_alone_as_python(tmp_path):
     """What the tests before have planned, as far as they have run in this process."""
     modules, wanted = Modules(tmp_path), {}

@@ -214,6 +214,7 @@ def random_program(seed: int) -> str:
     return program(columns, index_map, sizes, rest=rng.choice((0, 4)), **choices)
 
 
+@pytest.mark.more("many programs beside jaxlib's pass")
 def test_batching_becomes_explicit_where_the_oracle_makes_it_so() -> None:
     """Both versions of jaxlib do the same here."""
     texts = [*CASES.values(), *(random_program(seed) for seed in range(150))]
@@ -370,6 +371,7 @@ def _random_index(seed: int) -> Callable[[], jax.Array]:
     return index
 
 
+@pytest.mark.more("numbers of many batched programs")
 def test_a_ramp_is_what_is_computed() -> None:
     found = 0
     for seed in range(120):

@@ -238,6 +238,7 @@ def fuzz(seed: int) -> bool:
     return found == "same"
 
 
+@pytest.mark.more("random programs on meshes in two orders")
 def test_random_programs_on_two_orders_return_what_they_return_on_one_device():
     assert sum(map(fuzz, range(24))) >= 11
 

@@ -200,6 +200,7 @@ def not_enough(least):
     return error
 
 
+@pytest.mark.more("a limit at which the search ends without a plan")
 def test_where_the_search_finds_nothing_usual_layouts_that_fit_are_taken(monkeypatch):
     def found_nothing(*_):
         raise not_enough(1e12)
@@ -216,6 +217,7 @@ def test_where_the_search_finds_nothing_usual_layouts_that_fit_are_taken(monkeyp
     assert refused.value.least <= least
 
 
+@pytest.mark.more("how often usual layouts are planned")
 def test_usual_layouts_that_do_not_fit_are_not_planned_again_where_another_one_does(monkeypatch):
     """All of them hold more than the limit, and cost less than what is found within it."""
     args, limits, plan_of = arguments(batch=16, width=64), [], build._Making.plan
@@ -232,6 +234,7 @@ def test_usual_layouts_that_do_not_fit_are_not_planned_again_where_another_one_d
     assert [limit for limit in limits if limit == 222_000] == [222_000]
 
 
+@pytest.mark.more("a limit between two usual layouts")
 def test_what_does_not_fit_is_not_chosen_where_a_usual_layout_fits(monkeypatch):
     """Where the limit is that of the devices, the search tells what holds least, whether it fits or not."""
     args = arguments(batch=256)

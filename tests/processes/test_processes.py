@@ -32,6 +32,7 @@ def test_processes_train_as_one(count: int, tmp_path: Path, one_process: list[fl
 
 
 @TWO_OR_FOUR
+@pytest.mark.more("processes that differ")
 def test_every_process_says_which_one_runs_something_else(count: int, tmp_path: Path) -> None:
     found = reports("differ", count, tmp_path, SDY_JAX_PROCESS_TIMEOUT="6")
     odd = f"process {count - 1}"
@@ -68,6 +69,7 @@ def test_a_process_that_an_error_ends_is_named_at_once(count: int, victim: int, 
 
 
 @TWO_OR_FOUR
+@pytest.mark.more("a process that dies")
 def test_survivors_say_who_died_and_a_restart_goes_on(count: int, tmp_path: Path, one_process: list[float]) -> None:
     started = time.monotonic()
     *survivors, killed = ended(start("die", count, tmp_path, VICTIM=str(count - 1)))

@@ -146,6 +146,7 @@ def conv_net(params, images):
     ("space", "2x4", (None, P(None, "data", "model"))),
     ("mixed", "2x2x2", ({"first": P(None, None, None, "model"), "second": P(), "head": P("seq")}, P("data", "seq"))),
 )
+@pytest.mark.more("a convolutional network beside a transformer")
 def test_conv_net_gradients(mesh_name, specs):
     check(conv_net, (CONV, floats(25, 8, 8, 8, 4)), mesh_name, specs, rtol=1e-3)
 

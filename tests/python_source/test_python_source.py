@@ -258,6 +258,7 @@ def trained():
     return step, state, jax.jit(step)(state, WINDOW)
 
 
+@pytest.mark.more("the example's step as a module")
 def test_the_examples_steps(tmp_path, mesh, trained):
     step, state, wanted = trained
     eight = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
@@ -386,6 +387,7 @@ def generated_module(seed):
 
 
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")
+@pytest.mark.more("each generated program in a process of its own")
 def test_generated_programs_run_alone(tmp_path, mesh):
     modules, wanted = Modules(tmp_path), {}
     made = {f"function_{seed}": generated_function(seed, mesh) for seed in range(10)}

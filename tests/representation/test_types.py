@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from places import ROOT
 
 PROGRAM = Path("tests", "helpers", "typed_program.py")
@@ -25,6 +26,7 @@ def expected() -> dict[int, str]:
     return {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}
 
 
+@pytest.mark.more("mypy's view, in a process")
 def test_annotated_functions_keep_their_signatures() -> None:
     messages, comments = said(), expected()
     assert messages.keys() == comments.keys()

@@ -410,5 +410,6 @@ def fuzz(seed):
     _check_random(seed, 300)
 
 
+@pytest.mark.more("every rule of jaxlib's verifier, in processes")
 def test_what_jaxlib_rejects_is_rejected_by_the_name_of_the_rule_and_what_it_dies_of_too():
     _check_random(0, COUNT)

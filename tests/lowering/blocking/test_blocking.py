@@ -106,6 +106,7 @@ def test_attention_in_parts_is_the_same(monkeypatch, dim, dtype):
 
 @pytest.mark.parametrize(("dtype", "share"), [(jnp.float32, 0.5), (jnp.bfloat16, 0.6)])
 @pytest.mark.parametrize("dim", [0, 1], ids=["batch", "tokens"])
+@pytest.mark.more("the vocabulary in parts, beside attention")
 def test_a_loss_in_parts_is_the_same(monkeypatch, dim, dtype, share):
     only(monkeypatch, dim)
     args = words(dtype, batch=16)
@@ -146,6 +147,7 @@ def test_gradients_of_a_loss_are_computed_in_parts_of_the_vocabulary(monkeypatch
 
 
 @pytest.mark.parametrize(("length", "count"), [(252, 3), (120, 5), (127, 4)])
+@pytest.mark.more("sequences that parts do not divide")
 def test_sizes_that_do_not_divide(length, count):
     args = heads(length=length, count=count)
     _, function = partitioned(attended, args, 0.7)
@@ -174,6 +176,7 @@ def unrolled(layer, weights, x):
 
 
 @pytest.mark.parametrize(("each", "share"), [(scanned, 0.2), (checkpointed, 0.3), (unrolled, 0.3)])
+@pytest.mark.more("what the compiled program holds")
 def test_scores_are_whole_neither_in_the_forward_nor_in_the_backward_pass(each, share):
     width = HEADS * WIDTH
     weights = {name: drawn(2, width, width, seed=number) / 6 for number, name in enumerate("qkvo")}
@@ -193,6 +196,7 @@ def test_scores_are_whole_neither_in_the_forward_nor_in_the_backward_pass(each, 
     assert temporaries(function, args) < 0.6 * temporaries(free, args)
 
 
+@pytest.mark.more("values that need no parts")
 def test_what_fits_beside_values_in_parts_stays_whole():
     """The forward pass of layers, in which less is live than in the backward pass."""
     width = HEADS * WIDTH
@@ -252,6 +256,7 @@ def test_what_does_not_fit_in_parts_is_an_error():
         partitioned(attended, args, 0.33)[1].plan(*args)
 
 
+@pytest.mark.more("what plans print of parts")
 def test_plans_say_what_is_in_parts(tmp_path):
     args = heads()
     plan = partitioned(attended, args, 0.6)[1].plan(*args)
@@ -274,6 +279,7 @@ print(partitioned(attended, args, 0.6)[1].plan(*args))
 """
 
 
+@pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_plans_are_the_same_in_every_process():
     assert printed(SAME_TEXT, "1") == printed(SAME_TEXT, "2")
 
@@ -327,6 +333,7 @@ def test_sequences_that_are_split_send_no_more_than_by_hand(kv_heads):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.more("sequences that are split over devices as well")
 def test_scores_of_sequences_that_are_split_are_in_parts(kv_heads, dtype):
     args = split_sequences(kv_heads, dtype)
     results = P(), (SPLIT,) * 3
@@ -383,6 +390,7 @@ def test_reductions_from_other_numbers_than_the_identity_are_not_cut():
     assert kind(np.float32(1)) is None
 
 
+@pytest.mark.more("constraints inside of parts")
 def test_constraints_hold_in_each_part():
     def constrained(x, out, targets):
         def inner(x, out):

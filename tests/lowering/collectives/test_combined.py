@@ -386,6 +386,7 @@ def test_plans_and_profiles_show_buckets():
     assert "bucket_0_sdy.all_gather[x]" in f.lower(xs).compile().as_text()
 
 
+@pytest.mark.more("buckets of whole training steps")
 def test_training_steps_run_less_than_a_third_of_the_collectives():
     """Of a transformer with weights split over all devices, and copied to all."""
     d, weights = 64, []

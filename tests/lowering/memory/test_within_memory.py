@@ -158,6 +158,7 @@ def test_weights_that_are_large_beside_activations_stay_where_they_are():
     assert_same(step, *arguments, mesh=LINE, **specs(FIRST), layouts="global", memory=size, rtol=1e-4)
 
 
+@pytest.mark.more("weights that are converted first")
 def test_converted_and_transposed_weights_are_freed_too():
     d, weights = 64, []
     for _ in range(4):
@@ -217,6 +218,7 @@ for name in ("unrolled", "scanned"):
 """
 
 
+@pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_limited_plans_are_the_same_in_every_process():
     found = printed(SAME_TEXT, "1")
     assert "made again" in found and found == printed(SAME_TEXT, "2")

@@ -119,6 +119,7 @@ def test_numbers_are_those_of_the_plain_function(stack, each, share):
 
 
 @pytest.mark.parametrize("stack", [unrolled, scanned])
+@pytest.mark.more("what XLA holds, beside what the plan says")
 def test_what_the_compiled_program_holds_falls_with_what_is_computed_again(stack):
     args, step = arguments(), step_of(stack, layer)
     free, operations = taken(sdy.partition(step, **options()), args)
@@ -127,6 +128,7 @@ def test_what_the_compiled_program_holds_falls_with_what_is_computed_again(stack
     assert operations < more < 4 / 3 * operations
 
 
+@pytest.mark.more("the order in which values are chosen")
 def test_what_is_cheap_for_its_bytes_is_computed_again_first():
     args, step = arguments(), step_of(scanned, layer)
     cheap, dear = (partitioned(step, share).plan(*args).recomputed for share in (0.8, 0.3))
@@ -150,6 +152,7 @@ def test_nothing_is_computed_again_where_users_say_so():
 
 
 @pytest.mark.parametrize("stack", [unrolled, scanned])
+@pytest.mark.more("policies of jax.checkpoint, which the planner leaves alone")
 def test_the_policy_of_a_checkpoint_holds(stack):
     """It says that products are held."""
     policy = jax.checkpoint_policies.dots_saveable
@@ -166,6 +169,7 @@ def with_name(h, weights):
 @pytest.mark.parametrize(
     ("stack", "share", "is_held"), [(unrolled, 0.7, True), (scanned, 0.6, True), (scanned, 0.35, False)]
 )
+@pytest.mark.more("names of checkpoint_name")
 def test_values_with_a_name_are_computed_again_last(stack, share, is_held):
     args = arguments()
     plan = partitioned(step_of(stack, with_name), share).plan(*args)
@@ -206,6 +210,7 @@ for stack in (unrolled, scanned):
 """
 
 
+@pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_plans_are_the_same_in_every_process():
     assert printed(SAME_TEXT, "1") == printed(SAME_TEXT, "2")
 
@@ -281,6 +286,7 @@ def microbatched(each, weights, x):
 
 
 @pytest.mark.parametrize("stack", [twice, microbatched])
+@pytest.mark.more("loops that share stacks, and nested ones")
 def test_loops_that_read_what_others_left_and_loops_in_loops(stack):
     args, step = arguments(), step_of(stack, layer)
     function = partitioned(step, 0.6)

@@ -288,6 +288,7 @@ def test_many_axes_keep_mesh_order_and_the_orders_at_hand():
     assert book.matrix((16, 16, 16, 16), 4.0, rows, rows).tolist() == planned
 
 
+@pytest.mark.more("random sets of layouts")
 def test_a_price_does_not_depend_on_what_else_is_at_hand():
     """Orders of four axes other than the mesh's are in no space: only the two ends of a price are reached by them."""
     mesh = Mesh.of(a=2, b=2, c=2, d=2)
@@ -310,6 +311,7 @@ print(RoutePrices("m", CUBE, COSTS).matrix((8, 16), 4.0, given, given).tobytes()
 """
 
 
+@pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_every_process_finds_the_same():
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
     texts = {

@@ -203,6 +203,7 @@ def larger_modulus(a, b):
 
 
 @pytest.mark.parametrize(("mesh", "spec"), SPLITS[1:4], ids=SPLIT_IDS[1:4])
+@pytest.mark.more("reductions by bodies that have no name")
 def test_bodies_of_no_kind_reduce_the_partial_results(mesh, spec):
     x = floats(8, 32)
     x[1, 30], x[2, 31], x[2, 3], x[3] = np.nan, np.inf, np.inf, -np.inf

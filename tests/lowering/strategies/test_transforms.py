@@ -159,6 +159,7 @@ def draws(key, rows):
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 @pytest.mark.parametrize("count", [2, 8, *rarely(1, 4)])
+@pytest.mark.more("random numbers on meshes of several sizes")
 def test_random_numbers_do_not_depend_on_the_number_of_devices(count, implementation):
     def function(key):
         return [split(x, "x") for rows in (16, 13) for x in draws(key, rows)]

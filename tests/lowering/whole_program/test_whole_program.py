@@ -198,6 +198,7 @@ def peak_of(name):
     return plan.memory.peak
 
 
+@pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_the_plan_is_the_same_in_every_process():
     def started(seed):
         return subprocess.Popen(

@@ -173,6 +173,7 @@ all_to_all of the result of div at here:2 (7.0 KiB), all_to_all of the result of
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.more("reasons of many programs")
 def test_prices_add_up(name):
     """A cluster saves and costs what the program costs more without it."""
     function, args, in_shardings, mesh = PROGRAMS[name]
