@@ -19,7 +19,7 @@ from sdy_jax.representation.sharding import TensorSharding
 
 _MOST_ATOMS = 4
 """Axes, or parts of axes, up to which a program is planned. Guessed, a guard of planning time: each more makes about
-five times as many layouts; programs on more stay op by op."""
+five times as many layouts. Programs on more parts are planned along whole axes, those on more axes stay op by op."""
 
 
 class StartingProposal(NamedTuple):
