@@ -7,22 +7,23 @@ few ops' use; where there are too many, layouts are made of the axes as they are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-Cuts = Mapping[str, frozenset[int]]
+Cuts = Mapping[str, set[int]]
 """Per axis, the sizes of the leading parts behind which it may be cut, with 1 and its own."""
 
 
-def stated_cuts(shardings: Iterable[TensorSharding], mesh: Mesh) -> Cuts:
-    """The cuts of some shardings."""
+def cuts_of(shardings: Iterable[TensorSharding], mesh: Mesh) -> Cuts:
+    """Where some shardings cut the axes of a mesh."""
     edges = {axis.name: {1, axis.size} for axis in mesh.axes}
     for sharding in shardings:
-        for axis in (*(a for axes in sharding.axes for a in axes), *sharding.unreduced_axes):
+        for axis in chain(*sharding.axes, sharding.unreduced_axes):
             if axis.name in edges:
                 edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
-    return {name: frozenset(found) for name, found in edges.items()}
+    return edges
 
 
 def leading_uncut(axes: Axes, cuts: Cuts | None, mesh: Mesh) -> Axes:
@@ -30,7 +31,7 @@ def leading_uncut(axes: Axes, cuts: Cuts | None, mesh: Mesh) -> Axes:
 
     >>> from sdy_jax.representation.mesh import AxisRef
     >>> mesh = Mesh.of(x=16, y=4)
-    >>> leading_uncut((AxisRef("y"), AxisRef.canonical("x", 1, 8, mesh)), stated_cuts([], mesh), mesh)
+    >>> leading_uncut((AxisRef("y"), AxisRef.canonical("x", 1, 8, mesh)), cuts_of([], mesh), mesh)
     (AxisRef(name='y', sub_axis=None),)
     """
     if cuts is None:

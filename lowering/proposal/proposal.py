@@ -14,6 +14,7 @@ from typing import NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.lowering.analysis.cuts import cuts_of
 from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
 from sdy_jax.lowering.costs.major_parts import with_cuts
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
@@ -53,15 +54,10 @@ class ProposedLayouts:
 
     def atoms(self, mesh: Mesh, major_parts: Mapping[str, int]) -> tuple[AxisRef, ...]:
         """The mesh axes in mesh order, cut where the layouts cut them, and behind parts with rates of their own."""
-        edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
-        for sharding in self._shardings():
-            for axis in chain(*sharding.axes, sharding.unreduced_axes):
-                if axis.name in edges:
-                    edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
         return tuple(
             [
                 AxisRef.canonical(name, low, high // low, mesh)
-                for name, cuts in with_cuts(edges, major_parts).items()
+                for name, cuts in with_cuts(cuts_of(self._shardings(), mesh), major_parts).items()
                 for low, high in pairwise(sorted(cuts))
             ]
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import CONSTRAINTS, copied
-from sdy_jax.lowering.analysis.cuts import stated_cuts
+from sdy_jax.lowering.analysis.cuts import cuts_of
 from sdy_jax.lowering.analysis.program_meshes import stated_at_manual
 from sdy_jax.lowering.insert.partitioner import Partitioner
 from sdy_jax.lowering.interface.setting import Setting
@@ -47,7 +47,7 @@ def starting_proposal(graph: Graph, setting: Setting) -> StartingProposal:
     stated = [*_stated_shardings(graph)]
     if any(sharding.mesh != setting.mesh_name for sharding in stated):
         return found
-    whole = _proposed(graph, replace(setting, cuts=stated_cuts(stated, found.proposal.mesh)))
+    whole = _proposed(graph, replace(setting, cuts=cuts_of(stated, found.proposal.mesh)))
     return whole if whole.can_be_planned else found
 
 

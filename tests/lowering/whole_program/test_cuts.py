@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.analysis.cuts import leading_uncut, stated_cuts
+from sdy_jax.lowering.analysis.cuts import cuts_of, leading_uncut
 from sdy_jax.lowering.whole_program import starting_proposal
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -101,6 +101,6 @@ def test_leading_axes_that_are_cut_nowhere_else():
     mesh = Mesh.of(x=16, y=4)
     half, y = AxisRef.canonical("x", 1, 2, mesh), AxisRef("y")
     assert leading_uncut((y, half), None, mesh) == (y, half)
-    assert leading_uncut((y, half), stated_cuts([], mesh), mesh) == (y,)
+    assert leading_uncut((y, half), cuts_of([], mesh), mesh) == (y,)
     stated = TensorSharding.closed("mesh", [(AxisRef.canonical("x", 2, 8, mesh),)])
-    assert leading_uncut((y, half), stated_cuts([stated], mesh), mesh) == (y, half)
+    assert leading_uncut((y, half), cuts_of([stated], mesh), mesh) == (y, half)
