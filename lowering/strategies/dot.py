@@ -13,8 +13,9 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.collectives.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.strategies.matrices import Precisions, multiplied
+from sdy_jax.lowering.strategies.matrices import multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
+from sdy_jax.lowering.strategies.product_order import Precisions
 from sdy_jax.lowering.strategies.registry import (
     Strategy,
     open_precision,
@@ -61,7 +62,7 @@ def _dot_general(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gat
         return _in_ring(local, lhs, rhs)
     lhs, rhs = without_padding(local, lhs, rhs, *contracting)
     dtype = numpy_dtype(op.results[0].dtype)
-    if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or op.results[0].dtype == "i1":
+    if "algorithm" in op.attributes or lhs.dtype != rhs.dtype or op.results[0].dtype == "i1":
         return re_emit(local, lhs, rhs)
     batching = (numbers.lhs_batching, numbers.rhs_batching)
     return multiplied(local, (lhs, rhs), Numbers(contracting, batching), precision(op), dtype)

@@ -14,11 +14,9 @@ from sdy_jax.lowering.collectives.on_tpus import as_rows
 from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.strategies.product_order import Precisions, multiplied_in_order
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import collective_from_attributes
-
-Precisions = tuple[lax.Precision, lax.Precision] | None
-"""Those that a product asks for, one per operand; None where it leaves them open."""
 
 
 class _Side(NamedTuple):
@@ -45,6 +43,8 @@ def multiplied(
     """A product. Where it is scattered as a matrix, the columns of that are one dimension of one operand. Where the
     operands change their places in a transposition that follows, they have these places: what is transposed back here
     cancels that: a compiler that has lanes copies such a gradient before it is gathered; others take it as it is."""
+    if local.mesh.forms.in_order:
+        return multiplied_in_order(local.op, operands, numbers, precisions, dtype)
     if not local.mesh.forms.in_lanes:
         dimensions = (numbers.contracting, numbers.batching)
         return lax.dot_general(*operands, dimensions, precision=precisions, preferred_element_type=dtype)

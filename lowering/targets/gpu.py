@@ -7,6 +7,7 @@ from sdy_jax.lowering.targets.family import Arrays, Family
 from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
 from sdy_jax.lowering.targets.tiles import Copies
 from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.runtime.forms import Forms
 
 ALLOCATED = 0.75
 """The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise. Published (JAX, "GPU
@@ -52,6 +53,7 @@ GPU = Family(
         collectives=Collectives(starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True),
     ),
     Arrays(copies=_copies),
+    Forms(in_order=True),
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 
