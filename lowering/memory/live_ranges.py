@@ -14,10 +14,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.analysis.fusion import UPDATES, can_fuse, fuses, is_constant, readers
+from sdy_jax.lowering.analysis.fusion import UPDATES, can_fuse, fuses, is_constant, is_product, readers
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.memory.buffers import Buffer, HeldBuffer, live_at
 from sdy_jax.lowering.memory.donation import in_donated_memory
+from sdy_jax.lowering.memory.late_products import SHARE, is_awaited, late_operands
 from sdy_jax.lowering.memory.program_order import BARRIER, LOOP, STEP, ProgramOrder
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.lowering.targets.compiler import Compiler
@@ -59,6 +60,8 @@ class LiveRanges:
         self._hold_prefetched()
         if compiler.collectives.joins_major:
             self._hold_gathered()
+        if compiler.order.multiplies_late:
+            self._hold_for_late_products()
 
     def _hold_gathered(self) -> None:
         """What is gathered along another dimension than the first, for a loop, is there as it was gathered until the
@@ -76,6 +79,13 @@ class LiveRanges:
         for stack, loops in turned.items():
             first, last = self._order.position[loops[0]], self._order.end[loops[-1]]
             self.buffers.append(Buffer(stack, self._sizes.of(stack), first, last, True, False))
+
+    def _hold_for_late_products(self) -> None:
+        """What products read that run at any time until the end of their block."""
+        for value, terminator in late_operands(self._order.ops).items():
+            last, end = self._last[self._order.root(value)], self._order.position[terminator]
+            if last < end:
+                self.buffers.append(Buffer(value, SHARE * self._sizes.of(value), last + STEP, end, True, False))
 
     def _grows_inside(self, op: Op) -> bool:
         """Whether blocks are joined along another dimension than the first that has a size."""
@@ -248,6 +258,8 @@ class LiveRanges:
         if op in self._order.buckets or op in self._order.together or op in self._late:
             return time
         firsts = [self._first[v] for v in op.results if v in self._first]
+        if self._compiler.order.multiplies_late and firsts and is_product(op) and is_awaited(op):
+            return max(time, min(firsts) - STEP)
         if op in self._early or not firsts or not (fuses(op) or is_forwarding(op)):
             return time
         first = min(firsts) - STEP

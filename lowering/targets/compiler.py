@@ -30,12 +30,14 @@ class Order:
         runs_early: an op runs as soon as its operands are there, not when it is needed.
         runs_late: an op runs no sooner than its result is needed.
         reduces_late: so do reductions, beside which the compiler looks for work: what they reduce is there until then.
+        multiplies_late: so do products that other products need; those that none needs run at any time.
         keeps_whole: all of a value is kept until a part of it is taken, instead of that part being computed.
     """
 
     runs_early: bool = False
     runs_late: bool = False
     reduces_late: bool = False
+    multiplies_late: bool = False
     keeps_whole: bool = False
 
 

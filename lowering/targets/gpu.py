@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Order
+from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Order
 from sdy_jax.lowering.targets.family import Arrays, Family
 from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
 from sdy_jax.lowering.targets.tiles import Copies
@@ -49,7 +49,8 @@ GPU = Family(
         "b200": _machine(2250e12, 8.0e12, 180, 900e9, 50e9, "b200"),
     },
     Compiler(
-        order=Order(reduces_late=True),
+        Fusion(dear_again=True),
+        order=Order(reduces_late=True, multiplies_late=True),
         collectives=Collectives(starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True),
     ),
     Arrays(copies=_copies),

@@ -1,0 +1,47 @@
+"""Products that run later than in the program, where a compiler looks for work beside collectives.
+
+One whose result another product takes, or is computed of, runs just before that. Gradients of weights, which no product
+takes, run at any time from then on until the end: a third of what they are computed of counts until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.analysis.fusion import fuses, is_product
+from sdy_jax.representation.sdy_collectives import REDUCING_OPS
+
+SHARE = 1 / 3
+"""Measured (2026-11, XLA of jax 0.10 for H100): of the activations of which MLPs' gradients are computed, 0.44 to 0.81
+were live at the end of the backward pass, in Llama-3-8B with 32 and 8 unrolled layers, and in loops over layers all. With
+With 0, estimates are 0.76 of the compiler's figure; with 1, 1.3."""
+
+
+def is_awaited(product: Op) -> bool:
+    """Whether another product takes what is computed of a product's result element by element, moved or reduced."""
+    return any(is_product(user) for user in _users_of(product))
+
+
+def late_operands(ops: Iterable[Op]) -> dict[Value, Op]:
+    """What products read for which none waits, each with the last op of the block that they are in."""
+    return {
+        value: op.block.terminator
+        for op in ops
+        if op.block is not None and is_product(op) and not is_awaited(op)
+        for value in op.operands
+        if value.defining_op is not None
+    }
+
+
+def _users_of(op: Op) -> Iterator[Op]:
+    """The ops that take an op's results, or what is computed of these so."""
+    waiting, seen = list(op.results), set[Op]()
+    while waiting:
+        for user, _ in waiting.pop().uses:
+            if user in seen:
+                continue
+            seen.add(user)
+            yield user
+            if fuses(user) or user.name in REDUCING_OPS:
+                waiting += user.results
