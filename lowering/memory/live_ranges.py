@@ -64,8 +64,9 @@ class LiveRanges:
             self._hold_for_late_products()
 
     def _hold_gathered(self) -> None:
-        """What is gathered along another dimension than the first, for a loop, is there as it was gathered until the
-        loop reads its transpose; an argument of which a loop gathers layers so, as its transpose, for all its loops."""
+        """What is gathered along another dimension than the first, for loops, is there as it was gathered until the
+        last of them begins: all take its transpose, but for a first trip. An argument of which a loop gathers layers
+        so is there as its transpose, for all its loops."""
         turned: dict[Value, list[Op]] = {}
         for op in self._order.ops:
             if op.name != "sdy.all_gather" or not self._grows_inside(op):
@@ -73,9 +74,9 @@ class LiveRanges:
             value, stack = op.results[0], self._layers_of(op)
             if stack is not None:
                 turned.setdefault(stack, []).append(self._order.loops_around(op)[-1])
-            elif any(self._is_in_loop(user, op) for user, _ in value.uses):
-                until = self._first.get(value, self._order.position[op])
-                self.buffers.append(Buffer(value, self._sizes.of(value), self._order.position[op], until, True, False))
+            elif loops := [user.ancestor_in(op.block) for user, _ in value.uses if self._is_in_loop(user, op)]:
+                first, until = self._order.position[op], max(map(self._order.position.__getitem__, loops))
+                self.buffers.append(Buffer(value, self._sizes.of(value), first, until, True, False))
         for stack, loops in turned.items():
             first, last = self._order.position[loops[0]], self._order.end[loops[-1]]
             self.buffers.append(Buffer(stack, self._sizes.of(stack), first, last, True, False))
