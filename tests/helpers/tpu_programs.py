@@ -23,7 +23,7 @@ from test_within_memory import step_of, unrolled
 from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -383,7 +383,7 @@ def test_sums_are_scattered_in_parts_of_an_odd_number_of_tiles(part):
 
     def gradient(x, y):
         product = jnp.einsum("tm,tn->mn", x, y)
-        return lax_collectives.reduce_scatter(product, ((), (AxisRef("x"),)), "sum", mesh)
+        return reductions.reduce_scatter(product, ((), (AxisRef("x"),)), "sum", mesh)
 
     over = tpu_mesh(4, 2, names=("x", "y"))
     split = jax.shard_map(gradient, mesh=over, in_specs=P(("x", "y")), out_specs=P("y", "x"), check_vma=False)

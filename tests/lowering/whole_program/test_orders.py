@@ -14,7 +14,7 @@ from partitioned_ops import LINE, PLANE, op
 from test_uneven import normal
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.strategies import cumulative
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
@@ -284,7 +284,7 @@ def test_top_k_sends_candidates():
 @pytest.mark.parametrize("k", [2, 13, *rarely(1, 5)])
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32, *rarely(jnp.bfloat16)])
 def test_top_k_prefers_lower_indices(k, dtype):
-    x = jnp.stack([with_ties(13, dtype=dtype), jnp.full(13, lax_collectives.identity("max", dtype), dtype)])
+    x = jnp.stack([with_ties(13, dtype=dtype), jnp.full(13, reductions.identity("max", dtype), dtype)])
     check_inside(lambda x: lax.top_k(split(x, None, ("y", "x")), k), x, mesh=PLANE, sent_by=TOP_K)
 
 
