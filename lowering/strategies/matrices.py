@@ -10,7 +10,7 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives.on_tpus import as_rows
+from sdy_jax.lowering.collectives.lanes import as_rows
 from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.re_emission import numpy_dtype

@@ -13,7 +13,7 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.collectives import data_movement
-from sdy_jax.lowering.collectives.on_cpus import row_major
+from sdy_jax.lowering.collectives.compiler_forms import row_major
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies

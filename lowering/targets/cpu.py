@@ -14,6 +14,6 @@ virtual devices moved 0.96 of jit's bytes in 1.05 of its time, with this one 1.0
 CPU = Family(
     "cpu",
     compiler=Compiler(order=Order(runs_early=True), collectives=Collectives(buckets=frozenset())),
-    forms=Forms(at_once=True, apart=True),
+    forms=Forms(at_once=True, apart=True, in_rows=True),
     flop=_FLOP,
 )

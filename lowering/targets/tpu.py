@@ -72,7 +72,7 @@ TPU = Family(
         Collectives(starts=_STARTED, combines=_COMBINED, buckets=_COMBINED | _STACKED, merges=True, along_lines=True),
     ),
     Arrays(Tiles(), _BFLOAT16, _copies),
-    Forms(in_lanes=True),
+    Forms(in_lanes=True, looked_up_apart=True, in_halves=True, barriers_last=True),
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 

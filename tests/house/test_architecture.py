@@ -224,12 +224,11 @@ def test_the_representation_does_not_know_mlir_but_for_attributes() -> None:
     assert {name for name in knowing if "jax.extend" in MODULES[name].read_text()} == {"representation.attributes"}
 
 
-def test_only_targets_and_the_forms_of_emission_say_which_devices_there_are() -> None:
+def test_only_targets_say_which_devices_there_are() -> None:
     """Planning asks the target instead: a new accelerator is one module."""
     platforms, saying = {"cpu", "gpu", "tpu"}, set()
     for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())) if name.startswith("lowering.") else ():
             said = node.value if isinstance(node, ast.Constant) else node.arg if isinstance(node, ast.keyword) else ""
             saying |= {name} if said in platforms else set()
-    own = {"lowering.collectives.on_cpus", "lowering.collectives.on_tpus"}
-    assert {name for name in saying if not name.startswith("lowering.targets.")} == own
+    assert not {name for name in saying if not name.startswith("lowering.targets.")}

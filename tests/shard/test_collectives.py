@@ -15,7 +15,7 @@ from jax import lax
 
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.collectives import data_movement, on_tpus, reductions
+from sdy_jax.lowering.collectives import data_movement, lanes, reductions
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.registry import family_of_platform
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
@@ -403,7 +403,7 @@ def shapes_scattered(shape, dim, platform):
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 @pytest.mark.parametrize(("shape", "dim", "sent"), SENT)
 def test_sums_are_scattered_as_they_stay_scatters_on_tpus(shape, dim, sent, platform, monkeypatch):
-    monkeypatch.setattr(on_tpus, "LEAST_MOVED", 0)
+    monkeypatch.setattr(lanes, "LEAST_MOVED", 0)
     expected = sent if platform == "tpu" else tuple(n for d, n in enumerate(shape) if n != 1 or d == dim)
     assert shapes_scattered(shape, dim, platform) == {expected}
 
