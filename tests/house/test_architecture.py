@@ -232,3 +232,28 @@ def test_only_targets_say_which_devices_there_are() -> None:
             said = node.value if isinstance(node, ast.Constant) else node.arg if isinstance(node, ast.keyword) else ""
             saying |= {name} if said in platforms else set()
     assert not {name for name in saying if not name.startswith("lowering.targets.")}
+
+
+def words_in_code(path: Path) -> Iterator[str]:
+    """Names and texts of a module, but for docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            yield node.value
+        yield from (str(getattr(node, field)) for field in ("id", "attr", "arg", "name") if hasattr(node, field))
+
+
+def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
+    """Besides, an op of Pallas has them in its name."""
+    speaking = {
+        name
+        for name, path in MODULES.items()
+        if any("tpu" in word.lower().replace("output", "") for word in words_in_code(path))
+    }
+    assert speaking == {
+        "commands.described_platforms",
+        "lowering.targets.registry",
+        "lowering.targets.tpu",
+        "op_rules.registry",
+    }
