@@ -50,7 +50,7 @@ ROOMS = {
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
         "representation ir runtime op_rules lowering.targets lowering.costs lowering.collectives "
-        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.prepare "
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.proposal lowering.prepare "
         "lowering.memory"
     ),
     "lowering.insert": (
