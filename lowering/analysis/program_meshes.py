@@ -18,7 +18,7 @@ from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.plan import ReshardPlan
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards
 from sdy_jax.lowering.strategies.registry import cuts_no_axes
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.axes import sort_and_merge
@@ -88,9 +88,9 @@ class ProgramMeshes:
         target: TensorSharding,
         costs: CostModel,
     ) -> ReshardPlan:
-        """`plan_reshard` between settled shardings, also on different meshes."""
+        """`Reshards.plan` between settled shardings, also on different meshes."""
         if source.mesh == target.mesh:
-            return plan_reshard(shape, itemsize, source, target, self.base, costs, self._whole_axes)
+            return Reshards(self.base, costs, self._whole_axes).plan(shape, itemsize, source, target)
         meshes = self._mesh(source.mesh), self._mesh(target.mesh)
         return plan_across(shape, itemsize, source, target, meshes, costs)
 

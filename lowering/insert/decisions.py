@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.fusion import Touched, Touches
@@ -22,6 +23,18 @@ from sdy_jax.representation.sharding import TensorSharding
 _NONE: frozenset[int] = frozenset()
 
 _UNREDUCED = attrgetter("unreduced_axes")
+
+
+class _Around(NamedTuple):
+    """What is around an op: shardings of operands, then those declared for results; the operands that stay unreduced
+    together; per operand, the op's executions for each time that it is computed (none where all are 1), and the layouts
+    in which it is materialized; the operands that take no reshard of their own."""
+
+    shardings: Shardings
+    carried: frozenset[int]
+    executions: tuple[int, ...]
+    materialized: tuple[Shardings, ...]
+    free: frozenset[int]
 
 
 class Decisions:
@@ -42,16 +55,16 @@ class Decisions:
         around = (*placed, *map(self._placement.declared, op.results))
         if planned is not None:
             return self._as_planned(kind, around, planned)
-        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        executions, materialized = (
+        seen = _Around(
+            around,
+            self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE,
             self._executions_per_operand(op),
             self._placement.materialized_layouts_of(op.operands),
+            self._placement.free_among(op.operands) | _given_before(op.operands, kind),
         )
-        free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
-        key = (kind, carried, executions, around, materialized, free)
-        made = self._made.get(key)
+        made = self._made.get((kind, seen))
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
+            made = self._made[kind, seen] = self._decided(op, kind, seen)
         return made
 
     def _as_planned(self, kind: Kind, around: Shardings, planned: Decision) -> Decision:
@@ -62,28 +75,20 @@ class Decisions:
             gathered = gathered_factors(problem, strategy)
         return _noted(Decision(kind, planned.shardings, gathered, planned.inside), around)
 
-    def _decided(
-        self,
-        op: Op,
-        kind: Kind,
-        around: Shardings,
-        carried: frozenset[int],
-        executions: tuple[int, ...],
-        materialized: tuple[Shardings, ...],
-        free: frozenset[int],
-    ) -> Decision:
-        mesh = self._mesh_of(op, around)
-        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
-        for index, times in enumerate(executions):
+    def _decided(self, op: Op, kind: Kind, seen: _Around) -> Decision:
+        mesh = self._mesh_of(op, seen.shardings)
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(seen.shardings, mesh), strict=True)]
+        for index, times in enumerate(seen.executions):
             tensors[index] = tensors[index]._replace(share=1 / times)
-        for index in free:
+        for index in seen.free:
             tensors[index] = tensors[index]._replace(share=0.0)
-        for index, found in enumerate(materialized):
+        for index, found in enumerate(seen.materialized):
             tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
-        made = choose(OpProblem(kind, tuple(tensors), self._meshes.base, self._costs, carried, self._placement.cuts))
+        cuts = self._placement.cuts
+        made = choose(OpProblem(kind, tuple(tensors), self._meshes.base, self._costs, seen.carried, cuts))
         if mesh != self._meshes.base_name:
             made = made._replace(shardings=tuple([self._meshes.settled(s, s.rank) for s in made.shardings]))
-        return _noted(made, around)
+        return _noted(made, seen.shardings)
 
     def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.

@@ -19,7 +19,7 @@ from jax import lax
 from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.collectives import chunks, data_movement, lax_collectives
 from sdy_jax.lowering.reshard.plan import Collective
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -237,6 +237,6 @@ def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:
 
 def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[LocalStep]:
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
-    steps = plan_reshard(tuple(shape), 1, source, target, mesh, whole_axes=True, strips=False).steps
+    steps = Reshards(mesh, whole_axes=True, strips=False).plan(tuple(shape), 1, source, target).steps
     starts = [source, *(step.result for step in steps)]
     return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]

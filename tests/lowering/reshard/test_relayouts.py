@@ -15,7 +15,7 @@ from test_stages import assert_stages_run
 from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards, plan_reshard
 from sdy_jax.lowering.strips.relayout import Relaid, is_relaid, relayout, sent
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -128,7 +128,7 @@ def test_random_reshards_of_uneven_dimensions_arrive(sizes, unreduced):
         plan = plan_reshard(shape, 4, source, target, mesh)
         kinds |= {step.kind for step in plan.steps}
         Simulator(shape, source, mesh).run(plan).assert_is(target)
-        without = plan_reshard(shape, 4, source, target, mesh, strips=False)
+        without = Reshards(mesh, strips=False).plan(shape, 4, source, target)
         assert target.unreduced_axes or plan.cost <= without.cost + 1e-9
     assert "reshard" in kinds
 
