@@ -78,6 +78,11 @@ def _platform_of_kind(kind: str) -> str:
     return "gpu" if first in _GPU_MAKERS else first
 
 
+def lowering_platforms(platform: str) -> tuple[str, ...]:
+    """What jax lowers for a platform's devices by."""
+    return ("cuda", "rocm") if platform == "gpu" else (platform,)
+
+
 def lowering_platform(mesh: AnyMesh) -> str:
     """What jax lowers for a mesh's devices by: `cuda` or `rocm` where these say `gpu`."""
     platform, device = platform_of(mesh), device_like(mesh)

@@ -70,7 +70,6 @@ class Family:
         arrays: how arrays lie in their memory.
         forms: in which forms their compiler takes collectives best.
         flop: the bytes that are worth to be sent to save an operation, where costs are bytes.
-        lowered_as: the names by which jax lowers for them, where these are others than the platform's.
     """
 
     name: str
@@ -79,9 +78,3 @@ class Family:
     arrays: Arrays = Arrays()
     forms: Forms = field(default_factory=Forms)
     flop: float = FLOP
-    lowered_as: tuple[str, ...] = ()
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        """The names by which jax lowers for them."""
-        return self.lowered_as or (self.name,)

@@ -52,7 +52,6 @@ GPU = Family(
         collectives=Collectives(starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True),
     ),
     Arrays(copies=_copies),
-    lowered_as=("cuda", "rocm"),
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 

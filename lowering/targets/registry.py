@@ -15,6 +15,7 @@ from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.machine import Machine
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.lowering.targets.unknown import UNKNOWN
+from sdy_jax.runtime.devices import lowering_platforms
 from sdy_jax.runtime.forms import Forms
 
 FAMILIES = {family.name: family for family in (CPU, TPU, GPU)}
@@ -43,7 +44,7 @@ def family_of_platform(platform: str) -> Family:
 
 def platforms_whose(forms: Callable[[Forms], bool]) -> list[str]:
     """The platforms of whose forms something holds, by the names by which jax lowers for them."""
-    return [name for family in FAMILIES.values() if forms(family.forms) for name in family.platforms]
+    return [name for family in FAMILIES.values() if forms(family.forms) for name in lowering_platforms(family.name)]
 
 
 def family_of_machine(name: str) -> Family:

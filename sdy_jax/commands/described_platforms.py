@@ -13,35 +13,43 @@ from sdy_jax.errors import SdyError
 
 
 @dataclass(frozen=True, slots=True)
+class CompilerPackage:
+    """What compiles for devices that are not there.
+
+    Attributes:
+        name: as people call it.
+        modules: those of which one is there where it is installed.
+        install: what pip installs it by.
+        uses: packages with what they are for, as `doctor` says it.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    install: str
+    uses: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class DescribedPlatform:
     """A platform that `--topology` names.
 
     Attributes:
         example: devices of it, as they are named.
         sizes: what the sizes in it count, where the platform has no names of its own for them.
-        compiler: what compiles for them.
-        modules: those of which one is there where that is installed.
-        install: what pip installs it by.
-        optional: packages with what they are for, as `doctor` says it.
+        compiler: what has to be installed.
         environment: variables to be set before jax looks for devices.
     """
 
     example: str
     sizes: str
-    compiler: str
-    modules: tuple[str, ...]
-    install: str
-    optional: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    compiler: CompilerPackage
+    environment: Mapping[str, str]
 
 
 TPU = DescribedPlatform(
     "tpu:v5e:16x16",
     "",
-    "libtpu",
-    ("libtpu",),
-    "libtpu",
-    {"libtpu": "plans for TPU pods"},
+    CompilerPackage("libtpu", ("libtpu",), "libtpu", {"libtpu": "plans for TPU pods"}),
     # It asks no cloud, which might not answer, and compiles beside other processes.
     {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},
 )
@@ -49,11 +57,9 @@ TPU = DescribedPlatform(
 GPU = DescribedPlatform(
     "gpu:h100:1x8x8",
     "slices x hosts x GPUs",
-    "jax's plugin for CUDA",
-    ("jax_cuda13_plugin", "jax_cuda12_plugin"),
-    "'sdy_jax[gpu-topologies]'",
+    CompilerPackage("jax's plugin for CUDA", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "'sdy_jax[gpu-topologies]'"),
     # It loads without the libraries that programs run with.
-    environment={"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
+    {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
 )
 
 DESCRIBED = {"tpu": TPU, "gpu": GPU}
@@ -62,7 +68,7 @@ DESCRIBED = {"tpu": TPU, "gpu": GPU}
 EXAMPLE = TPU.example
 
 FORMS = ", or ".join(
-    f"{', '.join(filter(None, (each.example, each.sizes)))} (needs {each.compiler})" for each in DESCRIBED.values()
+    f"{', '.join(filter(None, (each.example, each.sizes)))} (needs {each.compiler.name})" for each in DESCRIBED.values()
 )
 """What `--topology` may be, with what has to be installed."""
 
@@ -71,9 +77,11 @@ def check_compiler(platform: str) -> None:
     """Raises:
     SdyError: the platform is known, and its compiler is not installed.
     """
-    found = DESCRIBED.get(platform)
-    if found is not None and not any(importlib.util.find_spec(module) for module in found.modules):
+    if platform not in DESCRIBED:
+        return
+    compiler = DESCRIBED[platform].compiler
+    if not any(importlib.util.find_spec(module) for module in compiler.modules):
         raise SdyError(
-            f"--topology {platform}:... compiles with {found.compiler}, which is not installed; to fix: "
-            f"pip install {found.install}"
+            f"--topology {platform}:... compiles with {compiler.name}, which is not installed; to fix: "
+            f"pip install {compiler.install}"
         )

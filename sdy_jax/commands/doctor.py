@@ -17,7 +17,7 @@ _PACKAGES = ("sdy_jax", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OPTIONAL = {
     "flatbuffers": "reads jax.export files",
     "rich": "progress bars in terminals",
-    **{name: use for platform in DESCRIBED.values() for name, use in platform.optional.items()},
+    **{name: use for platform in DESCRIBED.values() for name, use in platform.compiler.uses.items()},
 }
 
 
