@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import ROOT, TESTS
 
 # Each room with the rooms that it may import from, all of them above it in this list: so there is no circle.
 ROOMS = {
@@ -257,3 +257,13 @@ def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
         "lowering.targets.tpu",
         "op_rules.registry",
     }
+
+
+def test_tests_share_what_is_in_helpers() -> None:
+    """Not what is in other tests, which would have to be run, moved and read together with them."""
+    tests = {path.stem for path in TESTS.rglob("test_*.py")}
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not tests & set(names), path
