@@ -8,7 +8,6 @@ So the partitioner knows one list of axes, with several device orders. A value o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.annotate.mesh_symbols import declare_mesh
@@ -77,7 +76,7 @@ class ProgramMeshes:
         for sharding, value in zip(shardings, values, strict=True):
             if sharding.unreduced_axes or not sharding.is_fully_replicated:
                 name = str(sharding.mesh)
-                found[name] = found.get(name, 0.0) + math.prod(value.shape or ()) * value.itemsize
+                found[name] = found.get(name, 0.0) + value.bytes
         return max(found, key=lambda name: found[name], default=self.base_name)
 
     def plan(

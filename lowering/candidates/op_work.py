@@ -57,11 +57,6 @@ def _as_written(
     return (*touched, *added), costs.launch if added else 0.0
 
 
-def touched_bytes(touched: Iterable[Touched], blocks: Sequence[float]) -> float:
-    """The bytes that an op reads and writes, from those of its tensors' blocks."""
-    return sum([min(blocks[i], blocks[most]) for i, most in touched])
-
-
 def work_time_in(
     kind: Kind, operations: float, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh
 ) -> float:

@@ -9,7 +9,6 @@ See docs/explanation/planner.md#candidates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
@@ -279,11 +278,7 @@ def _is_recomputed(op: Op) -> bool:
     if op.name not in REMATERIALIZABLE and not is_elementwise(op):
         return False
     given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
-    return _bytes(result) >= (1 if given else _WIDENING) * _bytes(operand)
-
-
-def _bytes(value: Value) -> float:
-    return math.prod(value.shape or ()) * value.itemsize
+    return result.bytes >= (1 if given else _WIDENING) * operand.bytes
 
 
 def _trips(op: Op) -> int:

@@ -183,9 +183,3 @@ def _clipped(first: int, last: int, origin: int, size: int) -> tuple[Want, ...]:
     """What there is from `first` to `last`, kept relative to `origin`."""
     first, last = max(first, 0), min(last, size)
     return (Want(0, first, first - origin, last - first),) if last > first else ()
-
-
-def window_plan(size: int, shards: int, lows: Sequence[int], highs: Sequence[int]) -> StripPlan:
-    """Shard t reads from index `lows[t]` up to `highs[t]`, which may lie outside; its block starts with `lows[t]`."""
-    intervals = list(zip(lows, highs, strict=True))
-    return _intervals(size, lows, intervals, max(0, *(high - low for low, high in intervals)))

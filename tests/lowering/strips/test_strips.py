@@ -27,7 +27,7 @@ from sdy_jax.lowering.strips.wants import (
     roll_plan,
     slice_plan,
 )
-from sdy_jax.lowering.strips.window_reads import Window, contracted_reads, scattered_reads, window_plan, window_reads
+from sdy_jax.lowering.strips.window_reads import Window, contracted_reads, scattered_reads, window_reads
 
 SHARDS = (2, 3, 4, 8)
 
@@ -232,16 +232,6 @@ def test_pads_are_windows_of_one_element(shards):
             fetched = run(reads.plan, [split(x, shards)], shards)
             read = [cut_for_windows(y, phase, reads) for y, phase in zip(fetched, reads.phases, strict=True)]
             np.testing.assert_array_equal(joined(read, len(expected)), expected)
-
-
-def test_windows_from_any_index_overlap_and_reach_outside():
-    x = np.arange(10.0)
-    lows = [-20, -3, 0, 9]
-    blocks = run(window_plan(10, 4, lows, [low + 12 for low in lows]), [split(x, 4)], 4)
-    for low, block in zip(lows, blocks, strict=True):
-        index = np.arange(low, low + 12)
-        inside = (index >= 0) & (index < 10)
-        np.testing.assert_array_equal(block, np.where(inside, x[index.clip(0, 9)], FILL))
 
 
 def test_pieces_without_an_operand_are_fill():
