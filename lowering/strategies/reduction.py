@@ -98,7 +98,7 @@ Body = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
 
 
 def _body(local: LocalOp) -> Body:
-    return lambda old, new: tuple(local.run_block(local.op.blocks[0], [*old, *new]))
+    return lambda old, new: tuple(local.evaluation.run_block(local.op.blocks[0], [*old, *new]))
 
 
 def _may_repeat(local: LocalOp) -> bool:

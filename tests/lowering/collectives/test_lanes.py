@@ -167,7 +167,7 @@ def test_on_other_devices_operands_keep_their_places():
 def product_in(module, numbers, family, precisions=None):
     """What the first op of a module would be as a product."""
     op = Graph(module.operation).main.blocks[0].ops[0]
-    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), [], family.forms), (None,), (None,), lambda *_: [module])
+    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), [], family.forms), (None,), (None,), module)  # which lives as long
     return lambda x, y: multiplied(local, (x, y), Numbers(*numbers), precisions, np.float32)
 
 

@@ -47,7 +47,7 @@ class Interpreter:
 
     def compute(self, op: Op, operands: Sequence[Any]) -> Sequence[Any]:
         get = self.shardings.get
-        local = LocalOp(op, self.mesh, tuple(map(get, op.operands)), tuple(map(get, op.results)), self.run_block)
+        local = LocalOp(op, self.mesh, tuple(map(get, op.operands)), tuple(map(get, op.results)), self)
         results = EMITTERS.get(op.name, re_emission.re_emit)(local, *operands)
         results = results if isinstance(results, (list, tuple)) else (results,)
         for result, value in zip(results, op.results, strict=True):
@@ -121,8 +121,7 @@ def run_op(
     padded = [pad_to_blocks(x, s) for x, s in zip(whole, shardings, strict=True)]
 
     def local_run(*xs: Any) -> Any:
-        run_block = Interpreter(graph).run_block
-        local = LocalOp(graph_op, REFINED, tuple(shardings), last(graph_op, result), run_block)
+        local = LocalOp(graph_op, REFINED, tuple(shardings), last(graph_op, result), Interpreter(graph))
         out = EMITTERS[name](local, *xs)
         out = out[-1] if isinstance(out, (list, tuple)) else out
         assert out.shape == local.result_shape(len(graph_op.results) - 1)
