@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -62,12 +63,24 @@ def device_kind(mesh: AnyMesh) -> str:
 
 
 def platform_of(mesh: AnyMesh) -> str:
-    """The platform of a mesh's devices: `cpu`, `gpu`, `tpu`."""
-    device = device_like(mesh)
-    if device is not None:
-        return str(device.platform)
-    kind = device_kind(mesh).lower()
-    return next((platform for platform in ("cpu", "tpu") if platform in kind), "gpu")
+    """The platform of a mesh's devices, as jax names it: `cpu`, `gpu`."""
+    device = device_like(mesh) or getattr(mesh, "abstract_device", None)
+    # jax 0.10.0 has no platform of devices that are described.
+    return str(getattr(device, "platform", None) or _platform_of_kind(device_kind(mesh).lower()))
+
+
+_GPU_MAKERS = ("nvidia", "amd", "tesla", "quadro", "geforce")
+
+
+def _platform_of_kind(kind: str) -> str:
+    """That by which a kind of devices calls itself, as all but GPUs do."""
+    first = re.split(r"[^a-z]", kind)[0]
+    return "gpu" if first in _GPU_MAKERS else first
+
+
+def lowering_platforms(platform: str) -> tuple[str, ...]:
+    """What jax lowers for a platform's devices by."""
+    return ("cuda", "rocm") if platform == "gpu" else (platform,)
 
 
 def lowering_platform(mesh: AnyMesh) -> str:

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parent
-# Programs of one test are others', too, and those of processes that tests start.
-_SHARED = [".", "helpers", *sorted({str(path.parent.relative_to(_TESTS)) for path in _TESTS.rglob("test_*.py")})]
-_PATHS = [str((_TESTS / name).resolve()) for name in (*_SHARED, "../scripts", "../examples")]
+# What tests share, with each other and with the processes that they start.
+_PATHS = [str((_TESTS / name).resolve()) for name in (".", "helpers", "../scripts", "../examples")]
 sys.path[1:1] = _PATHS
 os.environ["PYTHONPATH"] = os.pathsep.join([*_PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
 

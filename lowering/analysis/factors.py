@@ -18,6 +18,7 @@ from functools import lru_cache
 from sdy_jax.representation.axes import merge_neighbours, overlaps
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
+from sdy_jax.representation.sharding import TensorSharding
 
 Assignment = tuple[Axes, ...]
 """Per factor of a rule, the axes that it is sharded along."""
@@ -81,6 +82,18 @@ def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[in
             # A minor factor cannot be sharded while its major neighbour is not full.
             full = bool(pieces) and axes_size(taken, mesh) == sizes[factor]
             pieces = _drop_leading(pieces, sizes[factor], mesh) if full else ()
+    return found
+
+
+def split_factors(rule: OpShardingRule, shardings: Sequence[TensorSharding | None], mesh: Mesh) -> dict[int, Axes]:
+    """The factors along which an op's tensors are split, with the axes of the one that is so in most shards."""
+    found: dict[int, Axes] = {}
+    for sharding, mapping in zip(shardings, rule.mappings, strict=True):
+        if sharding is None or sharding.rank != len(mapping):
+            continue
+        for factor, axes in factor_axes(sharding.axes, mapping, rule.factor_sizes, mesh).items():
+            if axes_size(axes, mesh) > axes_size(found.get(factor, ()), mesh):
+                found[factor] = axes
     return found
 
 

@@ -8,7 +8,6 @@ So the partitioner knows one list of axes, with several device orders. A value o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.annotate.mesh_symbols import declare_mesh
@@ -18,7 +17,7 @@ from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.plan import ReshardPlan
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards
 from sdy_jax.lowering.strategies.registry import cuts_no_axes
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.axes import sort_and_merge
@@ -77,7 +76,7 @@ class ProgramMeshes:
         for sharding, value in zip(shardings, values, strict=True):
             if sharding.unreduced_axes or not sharding.is_fully_replicated:
                 name = str(sharding.mesh)
-                found[name] = found.get(name, 0.0) + math.prod(value.shape or ()) * value.itemsize
+                found[name] = found.get(name, 0.0) + value.bytes
         return max(found, key=lambda name: found[name], default=self.base_name)
 
     def plan(
@@ -88,9 +87,9 @@ class ProgramMeshes:
         target: TensorSharding,
         costs: CostModel,
     ) -> ReshardPlan:
-        """`plan_reshard` between settled shardings, also on different meshes."""
+        """`Reshards.plan` between settled shardings, also on different meshes."""
         if source.mesh == target.mesh:
-            return plan_reshard(shape, itemsize, source, target, self.base, costs, self._whole_axes)
+            return Reshards(self.base, costs, self._whole_axes).plan(shape, itemsize, source, target)
         meshes = self._mesh(source.mesh), self._mesh(target.mesh)
         return plan_across(shape, itemsize, source, target, meshes, costs)
 

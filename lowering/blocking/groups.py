@@ -6,15 +6,14 @@ agree on where the factor is. In the end nothing that the group takes depends on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.analysis.fusion import fuses, is_constant, is_sum
 from sdy_jax.lowering.blocking.spans import RuleOf, Span, Split, split_along
+from sdy_jax.lowering.prepare.loop_sinking import widens
 from sdy_jax.lowering.recomputation.segments import outside_values
-from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 
 _CONNECTED = 1 / 8
 """The share of a group's largest value from which on values belong to it whole: softmax's masks take a quarter of its
@@ -233,23 +232,6 @@ def later_ops(group: Group) -> list[Op]:
         if op not in group.splits and any(v.owner in group.splits or v.owner in found for v in _taken(op)):
             found[op] = None
     return list(found)
-
-
-_WIDENING = 4
-"""How many times as large a value has to be as what it is made of, so that it is as soon recomputed. Guessed, as that
-of `prepare/loop_sinking.py`: with less, ops that compute much run again in each part; with more, broadcasts are
-held."""
-
-
-def widens(op: Op) -> bool:
-    """Whether an op makes much of little, as a mask for all heads."""
-    if op.name not in REMATERIALIZABLE or len(op.results) != 1:
-        return False
-    return _bytes(op.results[0]) >= _WIDENING * sum(map(_bytes, op.operands))
-
-
-def _bytes(value: Value) -> float:
-    return math.prod(value.shape or ()) * value.itemsize
 
 
 class MadeOfNothing:

@@ -28,7 +28,7 @@ from sdy_jax.lowering.blocking.bodies import Body
 from sdy_jax.lowering.blocking.groups import Group, MadeOfNothing, later_ops
 from sdy_jax.lowering.blocking.parts import view_shape, with_parts, written
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -125,7 +125,7 @@ class _Reduced(_Carried):
         return _SUMS.get(self.value.dtype, self.value.dtype) if self.kind == "sum" else self.value.dtype
 
     def start(self, place: Place) -> ir.Value:
-        number = lax_collectives.identity(self.kind, numpy_dtype(self.dtype))
+        number = reductions.identity(self.kind, numpy_dtype(self.dtype))
         return filled(number, self._type(), place, self.sharding)
 
     def _type(self) -> ir.Type:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.factors import Assignment, is_contiguous
-from sdy_jax.lowering.analysis.fusion import Touched
 from sdy_jax.lowering.candidates.assignments import Space, considered_lists, spaces
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
+from sdy_jax.lowering.candidates.op_work import operations_in_shards, work_time
 from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, TensorView, views
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
+from sdy_jax.lowering.strategies.registry import Inside, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
-from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import MOVING
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -28,7 +26,7 @@ on half of the axes."""
 
 
 class BoundedCandidate(NamedTuple):
-    """A candidate with a lower bound for its cost.
+    """A strategy's assignment for one problem with a lower bound for its cost: few are priced in full.
 
     `work`: the time of one device's operations. `inside`: the collectives that the emitter runs. `bounds`: per tensor,
     a lower bound for its reshard, None where none is needed. `least`: the sum of all these.
@@ -130,7 +128,7 @@ class _Mode:
         problem = self._problem
         candidate = StrategyAssignment(self._strategy, tuple(self._lists.assignment(numbers)), self._partial)
         work, inside = (
-            work_time(problem, candidate, operations_per_device(problem, candidate)),
+            work_time_of(problem, candidate, operations_per_device(problem, candidate)),
             inside_collectives(problem, candidate),
         )
         bounds = [tensor.bound(numbers) for tensor in self._tensors]
@@ -158,41 +156,14 @@ def operations_per_device(problem: OpProblem, candidate: StrategyAssignment) -> 
     return operations_in_shards(candidate.strategy, problem.rule, shards)
 
 
-def work_time(problem: OpProblem, candidate: StrategyAssignment, operations: float) -> float:
+def work_time_of(problem: OpProblem, candidate: StrategyAssignment, operations: float) -> float:
     """The time of one device's own work, which are so many operations."""
     count = len(problem.rule.operand_mappings)
-    writes = range(count, len(problem.tensors)) if candidate.partial and problem.costs.memory else ()
-    touched, launch = as_written(problem.touched, writes, problem.costs)
-    if not touched:
-        return problem.costs.flop * operations
+    written = range(count, len(problem.tensors)) if candidate.partial and problem.costs.memory else ()
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
-    blocks = [
-        tensor.itemsize * math.prod(block_shape(tensor.shape, mapping, shards))
-        for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True)
-    ]
-    return problem.costs.work_time(operations, touched_bytes(touched, blocks)) + launch
-
-
-def as_written(
-    touched: tuple[Touched, ...], results: Sequence[int], costs: CostModel
-) -> tuple[tuple[Touched, ...], float]:
-    """What an op reads and writes where it writes these results, as partial sums that are reduced next, and what it
-    takes beside if it were fused with their readers else."""
-    added = tuple([(i, i) for i in results if (i, i) not in touched])
-    return (*touched, *added), costs.launch if added else 0.0
-
-
-def touched_bytes(touched: Iterable[Touched], blocks: Sequence[float]) -> float:
-    """The bytes that an op reads and writes, from those of its tensors' blocks."""
-    return sum([min(blocks[i], blocks[most]) for i, most in touched])
-
-
-def operations_in_shards(strategy: Strategy, rule: OpShardingRule, shards: Shards) -> float:
-    """The number of operations that one device performs where each factor of a rule is in as many shards."""
-    if strategy.operations is not None:
-        return strategy.operations(shards)
-    shared = range(len(shards)) if strategy.work is None else strategy.work
-    return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in shared])
+    tensors = zip(problem.tensors, problem.rule.mappings, strict=True)
+    elements = (math.prod(block_shape(tensor.shape, mapping, shards)) for tensor, mapping in tensors)
+    return work_time(problem.kind, operations, elements, problem.costs, written)
 
 
 def inside_collectives(problem: OpProblem, candidate: StrategyAssignment) -> tuple[InsideCollective, ...]:

@@ -19,12 +19,10 @@ from operator import itemgetter
 from sdy_jax.lowering.analysis.factors import Assignment, are_apart, dividing_factors
 from sdy_jax.lowering.candidates.assignments import agreed_assignment, factor_lists, materialized_lists
 from sdy_jax.lowering.candidates.candidate_prices import BoundedCandidate, CandidatePrices
-from sdy_jax.lowering.candidates.op_problem import Choice, InsideCollective, OpProblem, Tensor
+from sdy_jax.lowering.candidates.op_problem import Decision, OpProblem
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import mesh_order
 from sdy_jax.representation.mesh import Axes, axes_size
-
-__all__ = ["Choice", "InsideCollective", "OpProblem", "Tensor", "choose"]
 
 Key = tuple[float, int, bool, int, tuple[object, ...]]
 """The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
@@ -35,15 +33,15 @@ _SLACK = 1 + 1e-9
 Priced = tuple[Key, BoundedCandidate]
 
 
-def choose(problem: OpProblem) -> Choice:
+def choose(problem: OpProblem) -> Decision:
     """The cheapest candidate. Ties go to fewer collectives, later reductions, more parallel work, then the smaller
     encoding."""
     if _is_settled(problem):
-        return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
+        return Decision(problem.kind, tuple([tensor.sharding for tensor in problem.tensors]))
     best = _best(problem)[1]
     strategy = best.candidate.strategy
     gathered = gathered_factors(problem, strategy) if strategy.rule is None else ()
-    return Choice(best.shardings(), gathered, best.inside)
+    return Decision(problem.kind, best.shardings(), gathered, best.inside)
 
 
 def gathered_factors(problem: OpProblem, strategy: Strategy) -> tuple[int, ...]:
@@ -66,8 +64,7 @@ def _by_rule(problem: OpProblem) -> list[OpProblem]:
     if len(rules) == 1:
         return [problem]
     return [
-        problem._replace(rule=rule or problem.rule, strategies=tuple(s for s in problem.strategies if s.rule is rule))
-        for rule in rules
+        problem.by_rule(rule or problem.rule, tuple(s for s in problem.strategies if s.rule is rule)) for rule in rules
     ]
 
 

@@ -4,74 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.analysis.factors import factor_axes
 from sdy_jax.lowering.analysis.fusion import Touched
-from sdy_jax.lowering.candidates.candidate_prices import operations_in_shards, touched_bytes
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.candidates.op_problem import Kind
+from sdy_jax.lowering.candidates.op_work import operations_in_shards
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.registry import depends_on_signature_only
-from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sharding import TensorSharding
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """An op without its shardings: ops of one kind have equal decisions under equal shardings.
-
-    `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product or a
-    convolution, or as dear, so that its work may not be repeated. `touched`: what ops of the kind read from memory and
-    write to it, where that has a price. Compared by identity, so that keys are cheap.
-    """
-
-    rule: OpShardingRule
-    strategies: tuple[Strategy, ...]
-    tensors: tuple[tuple[tuple[int, ...], float], ...]
-    multiplies: bool
-    touched: tuple[Touched, ...] = ()
-
-
-def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
-    """The operations that one device performs where an op of the kind has its tensors in these shardings."""
-    rule = kind.rule
-    shards = [1] * len(rule.factor_sizes)
-    for sharding, mapping in zip(shardings, rule.mappings, strict=True):
-        for factor, axes in factor_axes(sharding.axes, mapping, rule.factor_sizes, mesh).items():
-            shards[factor] = max(shards[factor], axes_size(axes, mesh))
-    split = {factor for factor, count in enumerate(shards) if count > 1}
-    own = [strategy for strategy in kind.strategies if strategy.rule is None]
-    able = [strategy for strategy in own if split <= strategy.splittable] or own
-    return min(operations_in_shards(strategy, rule, tuple(shards)) for strategy in able)
-
-
-def work_time(
-    kind: Kind, operations: float, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh
-) -> float:
-    """The time of one device's own work, which are so many operations, where an op has its tensors in these
-    shardings."""
-    if not kind.touched:
-        return costs.flop * operations
-    tensors = zip(kind.tensors, shardings, strict=True)
-    blocks = [itemsize * math.prod(sharding.local_shape(shape, mesh)) for (shape, itemsize), sharding in tensors]
-    return costs.work_time(operations, touched_bytes(kind.touched, blocks))
-
-
-def launch_time(kind: Kind, costs: CostModel) -> float:
-    """What an op of a kind takes beside its work, if it writes results to memory. Numbers of their own are none."""
-    written = any(index >= len(kind.rule.operand_mappings) for index, _ in kind.touched)
-    if not written or not any(shape for shape, _ in kind.tensors):
-        return 0.0
-    return costs.product_launch if kind.multiplies else costs.launch
-
-
-def own_time(kind: Kind, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh) -> float:
-    """The time of one execution of an op that has its tensors in these shardings, but for what it sends."""
-    own = work_time(kind, operations_done(kind, shardings, mesh), shardings, costs, mesh)
-    return own + launch_time(kind, costs)
 
 
 class Kinds:

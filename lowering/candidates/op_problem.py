@@ -1,8 +1,8 @@
-"""The decision about one op as data: the problem (the op and the shardings around it), candidates, the choice."""
+"""The decision about one op as data: its kind, the problem (with the shardings around it), candidates, how it runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.cuts import Cuts
@@ -14,6 +14,22 @@ from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """An op without its shardings: ops of one kind have equal decisions under equal shardings.
+
+    `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product or a
+    convolution, or as dear, so that its work may not be repeated. `touched`: what ops of the kind read from memory and
+    write to it, where that has a price. Compared by identity, so that keys are cheap.
+    """
+
+    rule: OpShardingRule
+    strategies: tuple[Strategy, ...]
+    tensors: tuple[tuple[tuple[int, ...], float], ...]
+    multiplies: bool
+    touched: tuple[Touched, ...] = ()
 
 
 class Tensor(NamedTuple):
@@ -47,45 +63,78 @@ class InsideCollective:
 
 
 class StrategyAssignment(NamedTuple):
-    """A candidate: a strategy with axes for each factor; along the axes `partial`, carried operands stay unreduced."""
+    """A strategy with axes for each factor; along the axes `partial`, carried operands stay unreduced.
+
+    What is priced of it is a `BoundedCandidate` where an op is decided alone, and a `Candidate` of the model, which has
+    the layouts that follow and knows no problem, where the whole program is.
+    """
 
     strategy: Strategy
     assignment: Assignment
     partial: Axes = ()
 
 
-class Choice(NamedTuple):
-    """How an op runs: the shardings required of operands, then those produced for results.
+Shardings = tuple[TensorSharding, ...]
+"""The shardings of an op's operands, then of its results."""
+
+
+class Decision(NamedTuple):
+    """How an op runs, decided alone or planned: its kind, the shardings required of operands, then those produced for
+    results.
 
     `gathered`: factors along which operands are sharded and the op cannot run sharded, so that their axes are gathered.
     `inside`: the collectives that the op performs itself. `strategy`: that of a choice for the whole program, if it is
-    not the one that was chosen for the op alone.
+    not the one that was chosen for the op alone. `at_rest`: operands and results are in these shardings already, and
+    there is nothing to report.
     """
 
-    shardings: tuple[TensorSharding, ...]
+    kind: Kind
+    shardings: Shardings
     gathered: tuple[int, ...] = ()
     inside: tuple[InsideCollective, ...] = ()
     strategy: Strategy | None = None
+    at_rest: bool = False
+
+    @property
+    def rule(self) -> OpShardingRule:
+        return self.kind.rule
 
 
 class OpProblem(NamedTuple):
-    """One op with the shardings around it. `tensors`: operands, then results with their declared shardings.
+    """An op of a kind with the shardings around it, all on one mesh. `tensors`: operands, then results with their
+    declared shardings.
 
     `carried`: the indices of the operands that must be unreduced for the results to be unreduced; empty where unreduced
-    operands must be reduced before the op. `shares_work`: whether no work is repeated that some candidate shares out.
-    `touched`: what the op reads from memory and writes to it. `cuts`: where axes may be cut.
+    operands must be reduced before the op. `cuts`: where axes may be cut.
     """
 
-    rule: OpShardingRule
-    strategies: tuple[Strategy, ...]
+    kind: Kind
     tensors: tuple[Tensor, ...]
-    mesh_name: str
     mesh: Mesh
     costs: CostModel
     carried: frozenset[int] = frozenset()
-    shares_work: bool = False
-    touched: tuple[Touched, ...] = ()
     cuts: Cuts | None = None
+
+    @property
+    def rule(self) -> OpShardingRule:
+        return self.kind.rule
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        return self.kind.strategies
+
+    @property
+    def mesh_name(self) -> str | Mesh:
+        return self.tensors[0].sharding.mesh
+
+    @property
+    def shares_work(self) -> bool:
+        """Whether no work is repeated that some candidate shares out."""
+        return self.kind.multiplies and not self.costs.repeat_work
+
+    def by_rule(self, rule: OpShardingRule, strategies: tuple[Strategy, ...]) -> OpProblem:
+        """The problem by another rule of the op, of which these strategies speak."""
+        return self._replace(kind=replace(self.kind, rule=rule, strategies=strategies))
 
     @property
     def partial_axes(self) -> Axes:

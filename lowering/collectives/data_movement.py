@@ -23,7 +23,7 @@ from sdy_jax.lowering.collectives.chunks import (
     split_dim,
     stacked,
 )
-from sdy_jax.lowering.collectives.on_cpus import computed_apart
+from sdy_jax.lowering.collectives.compiler_forms import computed_apart
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh

@@ -13,50 +13,15 @@ from collections.abc import Callable
 
 import jax
 
-from sdy_jax.lowering.collectives.chunks import AxesPerDim, along, stacked
-from sdy_jax.lowering.collectives.data_movement import (
-    all_gather,
-    all_slice,
-    all_to_all,
-    collective_permute,
-    partials_of_chunk,
-    permutation_pairs,
-    permuted,
-    sent,
-)
+from sdy_jax.lowering.collectives.data_movement import all_gather, all_slice, all_to_all
 from sdy_jax.lowering.collectives.reductions import (
     all_reduce,
-    all_reduce_by,
-    combined,
-    identity,
     reduce_scatter,
     replicated_to_unreduced,
     sharded_to_unreduced,
 )
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.runtime.mesh import RefinedMesh
-
-__all__ = [
-    "AxesPerDim",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_by",
-    "all_slice",
-    "all_to_all",
-    "along",
-    "collective_permute",
-    "combined",
-    "identity",
-    "partials_of_chunk",
-    "permutation_pairs",
-    "permuted",
-    "reduce_scatter",
-    "replicated_to_unreduced",
-    "run_collective",
-    "sent",
-    "sharded_to_unreduced",
-    "stacked",
-]
 
 _MOVING: dict[str, Callable[..., jax.Array]] = {"all_gather": all_gather, "all_slice": all_slice}
 

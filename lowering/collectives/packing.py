@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement, lax_collectives, reductions
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
@@ -66,19 +66,19 @@ def _nowhere(said: SdyCollective) -> AxesOfDims:
 
 
 def _gather(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
-    return lax_collectives.all_gather(rows, [axes, ()], mesh)
+    return data_movement.all_gather(rows, [axes, ()], mesh)
 
 
 def _scatter(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
-    return lax_collectives.reduce_scatter(rows, [axes, ()], reduction, mesh)
+    return reductions.reduce_scatter(rows, [axes, ()], reduction, mesh)
 
 
 def _exchange(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
-    return lax_collectives.all_to_all(rows, [(axes, 0, 0)], mesh)
+    return data_movement.all_to_all(rows, [(axes, 0, 0)], mesh)
 
 
 def _permute(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
-    return lax_collectives.collective_permute(rows, first.source, first.target, mesh)
+    return data_movement.collective_permute(rows, first.source, first.target, mesh)
 
 
 _PACKINGS: Mapping[str, _Packing] = {
@@ -130,7 +130,7 @@ def stacks(said: SdyCollective) -> bool:
 def _run_stacked(members: Sequence[PackedCollective], reduction: str, mesh: RefinedMesh) -> list[jax.Array]:
     first, stack = members[0], lax.concatenate([m.x[None] for m in members], 0)
     if first.said.kind == "collective_permute":
-        found = lax_collectives.collective_permute(stack, first.source, first.target, mesh)
+        found = data_movement.collective_permute(stack, first.source, first.target, mesh)
     else:
         found = lax_collectives.run_collective(first.said.of_stacks, stack, reduction, mesh)
     return [lax.index_in_dim(found, n, keepdims=False) for n in range(len(members))]

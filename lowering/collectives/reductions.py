@@ -25,7 +25,8 @@ from sdy_jax.lowering.collectives.chunks import (
     stacked,
 )
 from sdy_jax.lowering.collectives.data_movement import all_gather, partials_of_chunk
-from sdy_jax.lowering.collectives.on_tpus import reduced, scattered, scattered_as
+from sdy_jax.lowering.collectives.lanes import scattered_as
+from sdy_jax.lowering.targets.platform_branches import where_forms
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.runtime.forms import Forms
@@ -42,6 +43,11 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 _NATIVE: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+
+# What TPUs have no 64-bit registers for, their compiler splits into 32-bit halves, but not in every collective
+# (libtpu 0.0.52): extremes of integers, and sums of floats and complex numbers where each device keeps a part.
+_REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
+_SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
 
 # Booleans travel as uint8, whose lowest bit is the answer: sums wrap at 256, which keeps it.
 _BOOL_AS_UINT8 = {
@@ -95,7 +101,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
         if kind == "sum":
             parts = axes_size(axes, mesh.mesh)
             native = functools.partial(_sum_scattered, dim=dim, parts=parts, group=mesh.group(axes), forms=mesh.forms)
-            x = scattered(x, native, generic)
+            x = _native_unless(_SCATTERED_BY_PARTS, x, native, generic)
         else:
             x = generic(x)
     return x
@@ -225,9 +231,21 @@ _KEYS = {
 }
 
 
+def _native_unless(
+    lacking: frozenset[np.dtype[Any]],
+    x: jax.Array,
+    native: Callable[[jax.Array], jax.Array],
+    of_moves: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """By lax's collective; for some types by one made of moves, where 64 bits are halves."""
+    if x.dtype not in lacking:
+        return native(x)
+    return where_forms(lambda forms: forms.in_halves, x, then=of_moves, otherwise=native)
+
+
 def _extreme_of_integers(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     generic = functools.partial(_generic_all_reduce, axes=axes, kind=kind, mesh=mesh)
-    return reduced(x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic)
+    return _native_unless(_REDUCED_BY_PARTS, x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic)
 
 
 def _extreme_of_floats(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:

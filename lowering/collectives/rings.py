@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -135,20 +136,23 @@ class Product:
         operand, of_operand = self._operand_of(dim)
         size = (self.lhs, self.rhs)[operand].shape[of_operand] // ring.size
         half = size // 2 if size % 2 == 0 else size
+
+        def part_of(block: jax.Array, start: int) -> list[jax.Array]:
+            taken = [self.lhs, self.rhs]
+            taken[operand] = lax.dynamic_slice_in_dim(taken[operand], block * size + start, half, of_operand)
+            return taken
+
         parts = [
-            self._summed(operand, of_operand, size, start, half, ring, by)
-            for start, by in ((0, 1), (half, -1))
-            if start < size
+            self._summed(partial(part_of, start=start), ring, by) for start, by in ((0, 1), (half, -1)) if start < size
         ]
         return parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
 
-    def _summed(self, operand: int, dim: int, size: int, start: int, count: int, ring: Ring, by: int) -> jax.Array:
-        """A part of this device's block: the sum starts at its neighbour and goes once around."""
+    def _summed(self, part_of: Callable[[jax.Array], Sequence[jax.Array]], ring: Ring, by: int) -> jax.Array:
+        """A part of this device's block, from the operands for that part of each device's: the sum starts at its
+        neighbour and goes once around."""
         found = None
         for step in range(ring.size):
-            position = ring.position(-by * (step + 1))
-            taken = [self.lhs, self.rhs]
-            taken[operand] = lax.dynamic_slice_in_dim(taken[operand], position * size + start, count, dim)
+            taken = part_of(ring.position(-by * (step + 1)))
             term = self.multiply(*taken)
             found = term if found is None else ring.passed(found, by) + term
         assert found is not None

@@ -212,6 +212,10 @@ class _Emission:
             self._arrays.pop(value, None)
         return returned
 
+    def array(self, value: Value) -> Any:
+        """What a value has become."""
+        return self._arrays[value]
+
     def _laid_out(self, value: Value, x: Any) -> Any:
         return as_at_border(x, self._device) if self._device is not None and value in self._at_border else x
 
@@ -235,8 +239,8 @@ class _Emission:
     def _local(self, op: Op) -> LocalOp:
         known = self._shardings.get
         operand_shardings, result_shardings = tuple(map(known, op.operands)), tuple(map(known, op.results))
-        view, known_arrays = self._mesh_of(result_shardings + operand_shardings), self._arrays.__getitem__
-        return LocalOp(op, view, operand_shardings, result_shardings, self.run_block, known_arrays, self.run_ops)
+        view = self._mesh_of(result_shardings + operand_shardings)
+        return LocalOp(op, view, operand_shardings, result_shardings, self)
 
 
 def _scope(op: Op) -> str:

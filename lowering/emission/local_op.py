@@ -8,9 +8,9 @@ is only called with shardings that one of the op's strategies allows. Ops withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -25,6 +25,19 @@ Emitter = Callable[..., Any]
 EMITTERS: dict[str, Emitter] = {}
 
 
+class Evaluation(Protocol):
+    """A program while it is computed."""
+
+    def run_block(self, block: Block, arguments: Sequence[Any]) -> list[Any]:
+        """Computes a block of one of an op's regions from its arguments; outer values are found by themselves."""
+
+    def run_ops(self, ops: Sequence[Op], given: Mapping[Value, Any], wanted: Sequence[Value]) -> list[Any]:
+        """Computes some ops of a block from given values, and returns others."""
+
+    def array(self, value: Value) -> Any:
+        """What a value before an op has become, for an op that reads more than its operands."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalOp:
     """An op as one device sees it. A sharding of None means replicated."""
@@ -33,14 +46,8 @@ class LocalOp:
     mesh: RefinedMesh
     operand_shardings: tuple[TensorSharding | None, ...]
     result_shardings: tuple[TensorSharding | None, ...]
-    run_block: Callable[[Block, Sequence[jax.Array]], list[jax.Array]]
-    """Computes a block of one of the op's regions from its arguments; outer values are found by themselves."""
-
-    array: Callable[[Value], Any] | None = None
-    """What a value before the op has become, for an op that reads more than its operands."""
-
-    run_ops: Callable[[Sequence[Op], dict[Value, Any], Sequence[Value]], list[Any]] | None = None
-    """Computes some ops of a block from given values, and returns others."""
+    evaluation: Evaluation
+    """That of the program around it."""
 
     def operand_axes(self, operand: int, dim: int) -> tuple[AxisRef, ...]:
         sharding = self.operand_shardings[operand]

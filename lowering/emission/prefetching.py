@@ -10,7 +10,7 @@ values from outside only (`ahead`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -61,16 +61,13 @@ def _computed(body: Block, value: Value) -> bool:
     return op is not None and op.block is body and op.name not in ("sdy.constant", "stablehlo.constant")
 
 
-RunOps = Callable[[Sequence[Op], dict[Value, Any], Sequence[Value]], list[Any]]
-
-
 def run_ahead(local: LocalOp, fetched: Sequence[Op], carried: Sequence[jax.Array]) -> list[jax.Array]:
     """A loop with collectives that run one trip ahead; its results."""
     body, trips = local.op.blocks[1], fetched[0].int(PREFETCHED)
     values = [value for op in fetched for value in op.results]
     chain = ahead(body, fetched)
-    assert chain is not None and local.run_ops is not None
-    run_ops: RunOps = local.run_ops
+    assert chain is not None
+    run_ops = local.evaluation.run_ops
     rest = [op for op in body.ops[:-1] if op not in set(fetched)]
 
     def fetch(state: Sequence[jax.Array]) -> list[jax.Array]:

@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import InternalError
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strips.relayout import change
@@ -180,7 +180,7 @@ class _Blocks:
         return lax.slice_in_dim(x, start, start + length, axis=self._dim)
 
     def _sent(self, strips: Strips) -> jax.Array:
-        return lax_collectives.permuted(self._strip(strips), self._axes, strips.pairs, self._mesh)
+        return data_movement.permuted(self._strip(strips), self._axes, strips.pairs, self._mesh)
 
     def _begun(
         self, copied: Sequence[tuple[Strips, jax.Array]], size: int, fill: Any

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.prepare.dead_code import has_effect
-from sdy_jax.lowering.proposal.decision import Decision
 
 _DRAWS = "stablehlo.rng"
 """Gives other numbers each time."""

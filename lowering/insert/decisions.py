@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.fusion import Touched, Touches
 from sdy_jax.lowering.analysis.trip_counts import times_as_often
 from sdy_jax.lowering.candidates.choice import choose, gathered_factors
-from sdy_jax.lowering.candidates.op_kinds import Kind, Kinds
-from sdy_jax.lowering.candidates.op_problem import Choice, OpProblem, Tensor
+from sdy_jax.lowering.candidates.op_kinds import Kinds
+from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Shardings, Tensor
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.placement import Placement, has_one_user
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.proposal.decision import Decision, Shardings
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.sharding import TensorSharding
@@ -23,6 +23,18 @@ from sdy_jax.representation.sharding import TensorSharding
 _NONE: frozenset[int] = frozenset()
 
 _UNREDUCED = attrgetter("unreduced_axes")
+
+
+class _Around(NamedTuple):
+    """What is around an op: shardings of operands, then those declared for results; the operands that stay unreduced
+    together; per operand, the op's executions for each time that it is computed (none where all are 1), and the layouts
+    in which it is materialized; the operands that take no reshard of their own."""
+
+    shardings: Shardings
+    carried: frozenset[int]
+    executions: tuple[int, ...]
+    materialized: tuple[Shardings, ...]
+    free: frozenset[int]
 
 
 class Decisions:
@@ -34,7 +46,7 @@ class Decisions:
         self._costs, self._kinds = costs, Kinds(rules, setting.policy.halo_exchange, _touches(costs, setting.target))
         self._made: dict[object, Decision] = {}
 
-    def of(self, op: Op, planned: Choice | None = None) -> Decision | None:
+    def of(self, op: Op, planned: Decision | None = None) -> Decision | None:
         """The decision for an op whose operands have been placed, as planned where it is; None where it has no rule."""
         kind = self._kinds.of(op)
         if kind is None:
@@ -43,57 +55,40 @@ class Decisions:
         around = (*placed, *map(self._placement.declared, op.results))
         if planned is not None:
             return self._as_planned(kind, around, planned)
-        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        executions, materialized = (
+        seen = _Around(
+            around,
+            self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE,
             self._executions_per_operand(op),
             self._placement.materialized_layouts_of(op.operands),
+            self._placement.free_among(op.operands) | _given_before(op.operands, kind),
         )
-        free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
-        key = (kind, carried, executions, around, materialized, free)
-        made = self._made.get(key)
+        made = self._made.get((kind, seen))
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
+            made = self._made[kind, seen] = self._decided(op, kind, seen)
         return made
 
-    def _as_planned(self, kind: Kind, around: Shardings, planned: Choice) -> Decision:
+    def _as_planned(self, kind: Kind, around: Shardings, planned: Decision) -> Decision:
         gathered, strategy = planned.gathered, planned.strategy
         if strategy is not None and strategy.rule is None:
             tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]
-            problem = OpProblem(kind.rule, (), tuple(tensors), self._meshes.base_name, self._meshes.base, self._costs)
+            problem = OpProblem(kind, tuple(tensors), self._meshes.base, self._costs)
             gathered = gathered_factors(problem, strategy)
-        choice = Choice(planned.shardings, gathered, planned.inside)
-        return _decision(kind, choice, around, planned.shardings)
+        return _noted(Decision(kind, planned.shardings, gathered, planned.inside), around)
 
-    def _decided(
-        self,
-        op: Op,
-        kind: Kind,
-        around: Shardings,
-        carried: frozenset[int],
-        executions: tuple[int, ...],
-        materialized: tuple[Shardings, ...],
-        free: frozenset[int],
-    ) -> Decision:
-        mesh = self._mesh_of(op, around)
-        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
-        for index, times in enumerate(executions):
+    def _decided(self, op: Op, kind: Kind, seen: _Around) -> Decision:
+        mesh = self._mesh_of(op, seen.shardings)
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(seen.shardings, mesh), strict=True)]
+        for index, times in enumerate(seen.executions):
             tensors[index] = tensors[index]._replace(share=1 / times)
-        for index in free:
+        for index in seen.free:
             tensors[index] = tensors[index]._replace(share=0.0)
-        for index, found in enumerate(materialized):
+        for index, found in enumerate(seen.materialized):
             tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
-        problem = self._problem(kind, tensors, mesh, carried)
-        choice = choose(problem)
-        shardings = choice.shardings
+        cuts = self._placement.cuts
+        made = choose(OpProblem(kind, tuple(tensors), self._meshes.base, self._costs, seen.carried, cuts))
         if mesh != self._meshes.base_name:
-            shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
-        return _decision(kind, choice, around, shardings)
-
-    def _problem(self, kind: Kind, tensors: Sequence[Tensor], mesh: str, carried: frozenset[int]) -> OpProblem:
-        shares = kind.multiplies and not self._costs.repeat_work
-        base, costs, cuts = self._meshes.base, self._costs, self._placement.cuts
-        problem = OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares)
-        return problem._replace(touched=kind.touched, cuts=cuts)
+            made = made._replace(shardings=tuple([self._meshes.settled(s, s.rank) for s in made.shardings]))
+        return _noted(made, seen.shardings)
 
     def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.
@@ -121,9 +116,10 @@ class Decisions:
         return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
 
 
-def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Shardings) -> Decision:
-    alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
-    return Decision(kind, choice, shardings, alike and not choice.gathered and not choice.inside)
+def _noted(made: Decision, around: Shardings) -> Decision:
+    """The decision with whether it leaves all as it is around the op."""
+    alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, made.shardings, strict=True))
+    return made._replace(at_rest=alike and not made.gathered and not made.inside)
 
 
 def _touches(costs: CostModel, target: Target) -> Callable[[Op], tuple[Touched, ...]] | None:

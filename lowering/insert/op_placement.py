@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.candidates.op_problem import Choice
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.insert.common_subexpressions import CommonSubexpressions
 from sdy_jax.lowering.insert.decisions import Decisions
 from sdy_jax.lowering.insert.op_reports import OpReports
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.proposal import ProposedLayouts
 from sdy_jax.lowering.strategies.registry import Taken, taken_by
 from sdy_jax.op_rules import has_no_rule_silently
@@ -28,7 +27,7 @@ class OpPlacement:
         self._known = CommonSubexpressions(placement.origin)
         self.repeated: set[int] = set()
 
-    def place(self, op: Op, number: int, planned: Choice | None, following: Op) -> bool:
+    def place(self, op: Op, number: int, planned: Decision | None, following: Op) -> bool:
         """Places an op, as planned where it is, and says whether the results of an op before stand for its own."""
         decision = self._decisions.of(op, planned)
         if decision is None:
@@ -59,7 +58,7 @@ class OpPlacement:
             self._layouts.decided[number] = decision
         else:
             self._layouts.fixed[number] = taken.shardings
-        if decision is not None and decision.choice.gathered:
+        if decision is not None and decision.gathered:
             self._reports.replication.add(op, decision)
         self._require_operands(op, taken.shardings)
         self._reports.taken(op, taken)

@@ -8,12 +8,12 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import module_meshes
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.emission.wire_bytes import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.insert.replication_notes import ReplicationNotes
 from sdy_jax.lowering.interface.collective_record import Moved
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.strategies.registry import Taken, sent_by
 from sdy_jax.representation.axes import braces, sort_axes
 from sdy_jax.representation.mesh import axes_size
@@ -31,10 +31,10 @@ class OpReports:
 
     def decided(self, op: Op, decision: Decision) -> None:
         """Reports the collectives of the op's emitter, and the dimensions along which the op could not be sharded."""
-        choice, values = decision.choice, (*op.operands, *op.results)
-        if choice.gathered:
+        values = (*op.operands, *op.results)
+        if decision.gathered:
             self.replication.add(op, decision)
-        for inside in choice.inside:
+        for inside in decision.inside:
             sharding = decision.shardings[inside.tensor]
             value, size = values[inside.tensor], axes_size(inside.axes, self._mesh)
             shape, sent = sharding.local_shape(value.shape or (), self._mesh), inside.wire_bytes

@@ -21,7 +21,7 @@ from sdy_jax.ir.graph import Block, Graph, Op
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.analysis.trip_counts import executions
-from sdy_jax.lowering.candidates.op_kinds import own_time
+from sdy_jax.lowering.candidates.op_work import own_time
 from sdy_jax.lowering.insert.early_reductions import reduce_early
 from sdy_jax.lowering.insert.edge_placement import EdgePlacement, OperandSlot
 from sdy_jax.lowering.insert.op_placement import OpPlacement

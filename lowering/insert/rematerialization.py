@@ -121,18 +121,18 @@ class _Parts:
         if op is None or not needed or not depth:
             return None
         for operand, sharding in zip(map(self._facts.values.origin, op.operands), needed, strict=True):
-            found = self._sliced(operand, sharding, _bytes(value), depth - 1)
+            found = self._sliced(operand, sharding, value.bytes, depth - 1)
             if found is None:
                 return None
             sliced |= found
-        if sum(map(_bytes, sliced)) > _bytes(value):
+        if sum(value.bytes for value in sliced) > value.bytes:
             return None
         return _Part(Rematerialization(op, needed), sliced)
 
     def _sliced(self, operand: Value, sharding: TensorSharding, size: float, depth: int) -> frozenset[Value] | None:
         """Of what slices are taken for a part of an operand; None where that is not there without sending."""
         is_free = not self._facts.values.cost(operand, sharding)
-        if self._facts.values.is_there(operand, sharding) or (is_free and _SMALL * _bytes(operand) <= size):
+        if self._facts.values.is_there(operand, sharding) or (is_free and _SMALL * operand.bytes <= size):
             return frozenset()
         found = self.of(operand, sharding, depth)
         if found is not None:
@@ -149,10 +149,6 @@ def _parts_needed(value: Value, target: TensorSharding, facts: Rematerialization
     if target.unreduced_axes or facts.placed[value].unreduced_axes:
         return ()
     return _operand_shardings(op, target, facts, _CHEAP) or ()
-
-
-def _bytes(value: Value) -> float:
-    return math.prod(value.shape or ()) * value.itemsize
 
 
 def _cheapest(

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.strategies.registry import WHOLE, strategies_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
@@ -61,7 +61,7 @@ class ReplicationNotes:
 
     def add(self, op: Op, decision: Decision) -> None:
         """Collects the sharded dimensions of an op's operands along which the op cannot be sharded."""
-        gathered = set(decision.choice.gathered)
+        gathered = set(decision.gathered)
         for index, (value, mapping) in enumerate(zip(op.operands, decision.rule.operand_mappings, strict=True)):
             sharding = self.placement[value]
             pairs = enumerate(zip(sharding.axes, mapping, strict=True))

@@ -21,22 +21,22 @@ class PartitionReport:
 
     inputs: Sequence[str] = ()
     """What the user calls the arguments of the main function."""
-    collectives: list[CollectiveRecord] = field(default_factory=list)
-    notes: dict[Note, None] = field(default_factory=dict)
+    collectives: list[CollectiveRecord] = field(default_factory=list, init=False)
+    notes: dict[Note, None] = field(default_factory=dict, init=False)
     """In order, each once."""
-    layouts: LayoutChoice | None = None
+    layouts: LayoutChoice | None = field(default=None, init=False)
     """The choice of layouts, where they were chosen for the whole program."""
-    work: float = 0.0
+    work: float = field(default=0.0, init=False)
     """The time of one device's own work, by the cost model."""
-    hidden: float = 0.0
+    hidden: float = field(default=0.0, init=False)
     """The time of collectives that the compiler hides by itself: beside that of rings and of those one trip ahead."""
-    recomputed: Recomputed | None = None
+    recomputed: Recomputed | None = field(default=None, init=False)
     """What is computed again for the sake of memory."""
-    blocked: tuple[InParts, ...] = ()
+    blocked: tuple[InParts, ...] = field(default=(), init=False)
     """The largest value of each group of ops that run part by part for the sake of memory."""
-    before: ir.Operation | None = None
+    before: ir.Operation | None = field(default=None, init=False)
     """Where something is computed again, or in parts, the program that was partitioned, in which it is."""
-    _conditionals: dict[Op, int] = field(default_factory=dict)
+    _conditionals: dict[Op, int] = field(default_factory=dict, init=False)
 
     def add(
         self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner", again: bool = False

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
-from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, operations_per_device, work_time
+from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, operations_per_device, work_time_of
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import Strategy
@@ -28,8 +28,9 @@ candidates that waste work; with 0, 197 tokens stay whole."""
 
 
 class Candidate(NamedTuple):
-    """A candidate to run an op: the numbers of the layouts of operands, then results; its time; the operations that one
-    device performs; what its strategy sends; the strategy; and of its time, that of a device's own work."""
+    """A candidate of a node of the model, an op or what has no strategy, such as an edge: the numbers of the layouts of
+    operands, then results; its time; the operations that one device performs; what its strategy sends; the strategy;
+    and of its time, that of a device's own work. The plan makes a `Decision` of the one that is chosen for an op."""
 
     layouts: tuple[int, ...]
     cost: float
@@ -53,7 +54,7 @@ def every_candidate(
     """
     found: dict[tuple[int, ...], Candidate] = {}
     for strategy in problem.strategies:
-        own = problem if strategy.rule is None else problem._replace(rule=strategy.rule)
+        own = problem if strategy.rule is None else problem.by_rule(strategy.rule, (strategy,))
         for together in (frozenset[int](), *carried):
             for candidate in _OfStrategy(own, strategy, together, table, pads).candidates(atoms):
                 if candidate.layouts not in found or candidate.cost < found[candidate.layouts].cost:
@@ -163,7 +164,7 @@ class _OfStrategy:
         operations, inside = operations_per_device(problem, candidate), inside_collectives(problem, candidate)
         # Terms that are written pass op by op only: with that price, plans for all of GPT's step with FSDP weights took
         # 1.18 of the time by XLA's estimate for v5e (2026-11).
-        work = work_time(problem, candidate._replace(partial=()), operations)
+        work = work_time_of(problem, candidate._replace(partial=()), operations)
         cost = work + sum(c.time for c in inside)
         return Candidate(self._layouts(assignment, carried), cost, operations, inside, strategy, work)
 

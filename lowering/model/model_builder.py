@@ -9,7 +9,6 @@ See docs/explanation/planner.md#candidates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
@@ -19,6 +18,7 @@ from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.rounding import held_rounded, rounded_values, sums_of
 from sdy_jax.lowering.analysis.trip_counts import trips
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.constraint_candidates import ConstraintCandidates
@@ -28,7 +28,6 @@ from sdy_jax.lowering.model.nodes import Port
 from sdy_jax.lowering.model.op_candidates import OpCandidates
 from sdy_jax.lowering.model.planning_problem import FREE, Part, PlanningProblem
 from sdy_jax.lowering.model.program_model import ProgramModel
-from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.proposal.proposal import Proposal
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
@@ -279,11 +278,7 @@ def _is_recomputed(op: Op) -> bool:
     if op.name not in REMATERIALIZABLE and not is_elementwise(op):
         return False
     given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
-    return _bytes(result) >= (1 if given else _WIDENING) * _bytes(operand)
-
-
-def _bytes(value: Value) -> float:
-    return math.prod(value.shape or ()) * value.itemsize
+    return result.bytes >= (1 if given else _WIDENING) * operand.bytes
 
 
 def _trips(op: Op) -> int:

@@ -58,10 +58,10 @@ class ModelValue:
     times: float
     maker: Port | None = None
     uses: list[Port] = field(default_factory=list)
-    born: int = 0
-    needed: list[tuple[int, int]] = field(default_factory=list)
-    is_at_hand: bool = False
-    is_held_rounded: bool = False
+    born: int = field(default=0, init=False)
+    needed: list[tuple[int, int]] = field(default_factory=list, init=False)
+    is_at_hand: bool = field(default=False, init=False)
+    is_held_rounded: bool = field(default=False, init=False)
 
 
 class CopyInLayout(NamedTuple):

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.candidates.op_kinds import Kind, operations_done, work_time
-from sdy_jax.lowering.candidates.op_problem import OpProblem, Tensor
+from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Tensor
+from sdy_jax.lowering.candidates.op_work import operations_done, work_time_in
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.model.enumeration import Candidate, every_candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable
-from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import SENT, sent_by
 from sdy_jax.representation.mesh import AxisRef
@@ -37,7 +36,7 @@ class OpCandidates:
         kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
         carried = tuple(self._carried(op))
         sends = op.signature if op.name in SENT else None
-        key = kind, layouts, decision.choice.inside, carried, sends
+        key = kind, layouts, decision.inside, carried, sends
         if key not in self._candidates:
             own = self._own_candidate(kind, decision, layouts)
             found = _ordered(own, self._every_candidate(kind, carried), kind.multiplies and not self._costs.repeat_work)
@@ -66,13 +65,12 @@ class OpCandidates:
     def _problem(self, kind: Kind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
         tensors = tuple([Tensor(*shaped, s) for shaped, s in zip(kind.tensors, whole, strict=True)])
-        problem = OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
-        return problem._replace(touched=kind.touched)
+        return OpProblem(kind, tensors, self._mesh, self._costs)
 
     def _own_candidate(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Candidate:
-        inside = decision.choice.inside
+        inside = decision.inside
         operations = operations_done(kind, decision.shardings, self._mesh)
-        work = work_time(kind, operations, decision.shardings, self._costs, self._mesh)
+        work = work_time_in(kind, operations, decision.shardings, self._costs, self._mesh)
         return Candidate(layouts, work + sum(c.time for c in inside), operations, inside, work=work)
 
     def _carried(self, op: Op) -> Iterator[frozenset[int]]:

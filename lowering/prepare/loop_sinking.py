@@ -8,30 +8,30 @@ jax moves what no trip changes in front of a loop, whatever its size.
 
 from __future__ import annotations
 
-import math
-
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.graph import Block, Graph, Op
 from sdy_jax.lowering.analysis.fusion import fuses
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 
 _WIDENING = 4
 """How many times as large a value has to be as what it is made of. Guessed: a mask of positions is thousands of times
-as large; with 1, loops would compute again what they could read as fast."""
+as large; with 1, loops would compute again what they could read as fast, and ops that compute much would run again in
+each part of a group of ops; with more, broadcasts are held."""
 
 
 def sink_into_loops(graph: Graph) -> Graph:
     """Makes what is much larger than what it is made of where a loop computes with it, element by element. Returns the
     graph of what there is then."""
-    sunk = [_sink(op) for op in graph.ops if _widens(op)]
+    sunk = [_sink(op) for op in graph.ops if widens(op)]
     return Graph(graph.module) if any(sunk) else graph
 
 
-def _widens(op: Op) -> bool:
+def widens(op: Op) -> bool:
+    """Whether an op makes much of little, as a mask for all heads."""
     if op.name not in REMATERIALIZABLE or len(op.results) != 1:
         return False
-    return _bytes(op.results[0]) >= _WIDENING * sum(map(_bytes, op.operands))
+    return op.results[0].bytes >= _WIDENING * sum(value.bytes for value in op.operands)
 
 
 def _sink(op: Op) -> bool:
@@ -56,7 +56,3 @@ def _is_in_loop(block: Block, outside: Op) -> bool:
             return around.block is not None
         block = around.block
     return False
-
-
-def _bytes(value: Value) -> float:
-    return math.prod(value.shape or ()) * value.itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sdy_jax.lowering.candidates.op_problem import Choice
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.proposal.free_border import BorderLayouts
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -22,7 +22,7 @@ class LayoutPlan:
     `user_collectives`: from which layout of its operand each of them runs. `border`: the layouts of arguments and
     results that may have any."""
 
-    ops: Mapping[int, Choice]
+    ops: Mapping[int, Decision]
     shared: Mapping[tuple[int, int], TensorSharding]
     edges: Mapping[int, list[TensorSharding]]
     copies: Mapping[PlannedUse, int] = field(default_factory=dict)

@@ -16,10 +16,10 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.analysis.cuts import cuts_of
 from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
+from sdy_jax.lowering.candidates.op_problem import Decision, Shardings
 from sdy_jax.lowering.costs.major_parts import with_cuts
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.proposal.decision import Decision, Shardings
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding

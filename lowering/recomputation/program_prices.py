@@ -11,8 +11,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.trip_counts import executions
-from sdy_jax.lowering.candidates.op_kinds import operations_done, own_time
-from sdy_jax.lowering.proposal.decision import Decision
+from sdy_jax.lowering.candidates.op_problem import Decision
+from sdy_jax.lowering.candidates.op_work import operations_done, own_time
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.op_rules.dataflow import edges_of

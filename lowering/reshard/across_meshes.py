@@ -34,7 +34,7 @@ def plan_across(
     """The cheapest collectives from a sharding on the first of two meshes to one on the second.
 
     Args:
-        shape, itemsize, source, target, costs: as in `plan_reshard`; the shardings name different meshes.
+        shape, itemsize, source, target, costs: as in `Reshards.plan`; the shardings name different meshes.
         meshes: the source's and the target's mesh. They have the same axes; their devices are in different orders.
     """
     if _is_whole(source) and _is_whole(target) and _coincide(source, target, meshes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
 
@@ -92,15 +93,5 @@ def refined(problem: ReshardProblem, cut: AtomCut) -> ReshardProblem:
         unreduced = mask_of(starts[a] + i for a in atoms_of(coarse.unreduced) for i in range(len(cut[a])))
         return State(dims, unreduced)
 
-    return ReshardProblem(
-        problem.shape,
-        problem.itemsize,
-        tuple(part for link, sizes in zip(problem.links, cut, strict=True) for part in link.cut(sizes)),
-        problem.combines,
-        state(problem.source),
-        state(problem.target),
-        problem.min_shards,
-        problem.reorders,
-        problem.divides,
-        problem.strips,
-    )
+    links = tuple(part for link, sizes in zip(problem.links, cut, strict=True) for part in link.cut(sizes))
+    return replace(problem, links=links, source=state(problem.source), target=state(problem.target))

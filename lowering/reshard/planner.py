@@ -1,6 +1,6 @@
 """From one sharding to another as the cheapest sequence of collectives.
 
-    plan_reshard    names -> abstract problem (`atoms.py`) -> its solution (`solution.py`) -> collectives with names
+    Reshards.plan    names -> abstract problem (`atoms.py`) -> its solution (`solution.py`) -> collectives with names
 
 Each call is remembered, and each problem without names (`solution.py`).
 """
@@ -8,7 +8,7 @@ Each call is remembered, and each problem without names (`solution.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sdy_jax.errors import ShardingError
@@ -22,6 +22,51 @@ from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.sharding import TensorSharding
 
 
+@dataclass(frozen=True)
+class Reshards:
+    """How tensors are taken from one sharding to another on a mesh.
+
+    Attributes:
+        mesh: that of both. Shardings that name different meshes are on meshes with these axes and the same devices in
+            different orders: the results up to some permute are on the source's mesh, from there on the target's.
+        costs: default: bytes on the wire.
+        whole_axes: whether steps may use only the axes that the shardings name, none of their parts: a `shard_map` that
+            somebody else has written cannot be refined.
+        strips: whether a dimension whose blocks neither join to blocks nor are cut into blocks may be sent in strips,
+            which are no collective of the dialect: such a step is an `sdy.reshard`.
+    """
+
+    mesh: Mesh
+    costs: CostModel = CostModel()  # noqa: RUF009 - immutable
+    whole_axes: bool = False
+    strips: bool = True
+
+    def plan(
+        self, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
+    ) -> ReshardPlan:
+        """The cheapest collectives that take a tensor of global `shape` from one sharding to another.
+
+        Args:
+            shape: the global shape. A dimension that does not divide lies in padded blocks, `ceil(n / shards)` long.
+            itemsize: bytes per element.
+            source, target: explicit replication, openness and priorities are ignored. Unreduced axes that the target
+                does not have are reduced with the source's reduction; new ones become unreduced by the target's for
+                free. Where both have unreduced axes and the reductions or meshes differ, all of the source's are
+                reduced first.
+
+        Raises:
+            ShardingError: ranks differ.
+
+        >>> from sdy_jax.representation.mesh import AxisRef, Mesh
+        >>> x, = (AxisRef("x"),)
+        >>> source, target = (TensorSharding.closed("m", axes) for axes in ([[x], []], [[], [x]]))
+        >>> plan = Reshards(Mesh.of(x=2)).plan((16, 8), 4, source, target)
+        >>> [(step.kind, str(step), step.wire_bytes) for step in plan.steps]
+        [('all_to_all', '[{"x"}: 0->1]', 128.0)]
+        """
+        return _planned(self, tuple(shape), itemsize, source, target)
+
+
 def plan_reshard(
     shape: tuple[int, ...],
     itemsize: float,
@@ -29,63 +74,26 @@ def plan_reshard(
     target: TensorSharding,
     mesh: Mesh,
     costs: CostModel = CostModel(),  # noqa: B008 - immutable
-    whole_axes: bool = False,
-    strips: bool = True,
 ) -> ReshardPlan:
-    """The cheapest collectives that take a tensor of global `shape` from one sharding to another on one mesh.
-
-    Args:
-        shape: the global shape. A dimension that does not divide lies in padded blocks, `ceil(n / shards)` long.
-        itemsize: bytes per element.
-        source, target: explicit replication, openness and priorities are ignored. Unreduced axes that the target does
-            not have are reduced with the source's reduction; new ones become unreduced by the target's for free. Where
-            both have unreduced axes and the reductions or meshes differ, all of the source's are reduced first.
-        mesh: the mesh of both. Shardings that name different meshes are on meshes with these axes and the same devices
-            in different orders: the results up to some permute are on the source's mesh, from there on the target's.
-        costs: default: bytes on the wire.
-        whole_axes: whether steps may use only the axes that the shardings name, none of their parts: a `shard_map` that
-            somebody else has written cannot be refined.
-        strips: whether a dimension whose blocks neither join to blocks nor are cut into blocks may be sent in strips,
-            which are no collective of the dialect: such a step is an `sdy.reshard`.
-
-    Raises:
-        ShardingError: ranks differ.
-
-    >>> from sdy_jax.representation.mesh import AxisRef, Mesh
-    >>> x, = (AxisRef("x"),)
-    >>> source, target = (TensorSharding.closed("m", axes) for axes in ([[x], []], [[], [x]]))
-    >>> plan = plan_reshard((16, 8), 4, source, target, Mesh.of(x=2))
-    >>> [(step.kind, str(step), step.wire_bytes) for step in plan.steps]
-    [('all_to_all', '[{"x"}: 0->1]', 128.0)]
-    """
-    return _remembered(tuple(shape), itemsize, source, target, mesh, costs, whole_axes, strips)
+    """As `Reshards.plan`, by all steps that there are."""
+    return Reshards(mesh, costs).plan(shape, itemsize, source, target)
 
 
 @lru_cache(maxsize=1 << 14)
-def _remembered(
-    shape: tuple[int, ...],
-    itemsize: float,
-    source: TensorSharding,
-    target: TensorSharding,
-    mesh: Mesh,
-    costs: CostModel,
-    whole_axes: bool,
-    strips: bool,
+def _planned(
+    how: Reshards, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
 ) -> ReshardPlan:
     _check(shape, source, target)
     if source.unreduced_axes and target.unreduced_axes and _combine_differently(source, target):
         whole = replace(target, unreduced_axes=(), reduction="sum")
-        ways = ((source, whole), (whole, target))
-        ways = ((source, whole), (whole, target))
-        first, second = (_remembered(shape, itemsize, *ends, mesh, costs, whole_axes, strips) for ends in ways)
+        first, second = (_planned(how, shape, itemsize, *ends) for ends in ((source, whole), (whole, target)))
         return ReshardPlan(first.steps + second.steps, first.wire_bytes + second.wire_bytes, first.cost + second.cost)
-    problem, atoms = problem_of(shape, itemsize, source, target, mesh, costs)
-    problem = replace(problem, divides=not whole_axes, strips=strips) if whole_axes or not strips else problem
+    problem, atoms = problem_of(shape, itemsize, source, target, how.mesh, how.costs)
+    if how.whole_axes or not how.strips:
+        problem = replace(problem, divides=not how.whole_axes, strips=how.strips)
     cut, steps, price = solved(problem)
-    names = AtomNames(
-        [part for atom, sizes in zip(atoms, cut, strict=True) for part in pieces_of_atom(atom, sizes)], mesh
-    )
-    collectives = names.collectives(refined(problem, cut), steps, source, target)
+    pieces = [part for atom, sizes in zip(atoms, cut, strict=True) for part in pieces_of_atom(atom, sizes)]
+    collectives = AtomNames(pieces, how.mesh).collectives(refined(problem, cut), steps, source, target)
     return ReshardPlan(collectives, price.wire_bytes, price.time)
 
 

@@ -46,13 +46,17 @@ class ReshardProblem:
     reorders: bool = False
     divides: bool = True
     strips: bool = True
-    _products: dict[Atoms, int] = field(default_factory=dict, compare=False, repr=False)
-    _counts: dict[tuple[Atoms, ...], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _shards: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
-    _prices: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], Price] = field(
-        default_factory=dict, compare=False, repr=False
+    _products: dict[Atoms, int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _counts: dict[tuple[Atoms, ...], tuple[int, ...]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
     )
-    _rates: dict[tuple[str, int, LastCut | None], Rate] = field(default_factory=dict, compare=False, repr=False)
+    _shards: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _prices: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], Price] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    _rates: dict[tuple[str, int, LastCut | None], Rate] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -24,11 +24,12 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import copied, replace_contents
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.memory.peak import peak_of
+from sdy_jax.lowering.proposal.proposal import Proposal
 from sdy_jax.lowering.schedule.bucket_members import BucketCandidates, BucketSize
 from sdy_jax.lowering.schedule.bucket_order import BlockOrder
+from sdy_jax.lowering.schedule.marks import Inserted
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED
 
@@ -49,27 +50,19 @@ _TRIED = (1, 1 / 4, 1 / 16)
 over the program; without the last ones nothing is combined where little memory is left."""
 
 
-def combine_collectives(
-    module: ir.Operation,
-    inserted: Mapping[ir.Operation, CollectiveRecord],
-    report: PartitionReport,
-    mesh: Mesh,
-    setting: Setting,
-) -> None:
+def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting) -> None:
     """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
 
     Args:
-        module: a `builtin.module` whose collectives are all there.
-        inserted: those that the partitioner made.
-        report: where each bucket becomes one record.
-        mesh: the program's.
+        proposal: the module, whose collectives are all there; each bucket becomes one record of its report.
+        inserted: those that nothing hides.
         setting: what collectives cost, which says how large buckets are; whether they are combined, and what a device
             may hold.
     """
     combining, target = setting.policy.combine, setting.target
     if not combining.kinds:
         return
-    graph = Graph(module)
+    graph = Graph(proposal.module)
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
     if len(records) < 2:
         return
@@ -78,16 +71,16 @@ def combine_collectives(
     held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
-        copy = Graph(copied(module))
+        copy = Graph(copied(proposal.module))
         size = BucketSize(setting.costs, combining, held * smaller)
         limit = max(min(peak + min(size.held, added), setting.limit), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
-        buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, mesh, size, room)
+        buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, proposal.mesh, size, room)
         if not buckets:
             return
         if peak_of(Graph(copy.module), target).total <= limit:
-            replace_contents(module, copy.module)
-            report.combine(buckets)
+            replace_contents(proposal.module, copy.module)
+            proposal.report.combine(buckets)
             return
 
 

@@ -12,35 +12,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jax.extend.mlir import ir
-
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.analysis.trip_counts import trips
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.proposal.proposal import Proposal
+from sdy_jax.lowering.schedule.marks import Inserted
 from sdy_jax.lowering.schedule.work_times import WorkTimes
-from sdy_jax.lowering.targets.compiler import Compiler
 from sdy_jax.representation.mesh import Mesh
 
 
-def hidden_by_work(
-    module: ir.Operation,
-    inserted: Mapping[ir.Operation, CollectiveRecord],
-    mesh: Mesh,
-    costs: CostModel,
-    compiler: Compiler,
-) -> float:
+def hidden_by_work(proposal: Proposal, inserted: Inserted, setting: Setting) -> float:
     """The time of a partitioned module's collectives that is hidden, in all executions.
 
     Args:
-        module: a `builtin.module`.
+        proposal: the module.
         inserted: its collectives that nothing else hides.
-        mesh: the program's.
-        costs: a model of time.
-        compiler: that of the devices.
+        setting: a model of time, and the devices.
     """
-    graph = Graph(module)
-    return _Schedule(graph, inserted, mesh, costs, compiler).of(graph.main.blocks[0]).hidden
+    graph = Graph(proposal.module)
+    return _Schedule(graph, inserted, proposal.mesh, setting).of(graph.main.blocks[0]).hidden
 
 
 @dataclass(slots=True)
@@ -52,16 +42,9 @@ class _Took:
 
 
 class _Schedule:
-    def __init__(
-        self,
-        graph: Graph,
-        inserted: Mapping[ir.Operation, CollectiveRecord],
-        mesh: Mesh,
-        costs: CostModel,
-        compiler: Compiler,
-    ):
-        self._inserted, self._mesh, self._costs, self._compiler = inserted, mesh, costs, compiler
-        self._work = WorkTimes(graph, costs)
+    def __init__(self, graph: Graph, inserted: Inserted, mesh: Mesh, setting: Setting):
+        self._inserted, self._mesh, self._costs = inserted, mesh, setting.costs
+        self._starts, self._work = setting.target.compiler.collectives.starts, WorkTimes(graph, setting.costs)
 
     def of(self, block: Block) -> _Took:
         """Runs a block once."""
@@ -95,7 +78,7 @@ class _Schedule:
 
     def _has_start(self, op: Op) -> bool:
         record = self._inserted.get(op.mlir)
-        return record is not None and record.kind in self._compiler.collectives.starts
+        return record is not None and record.kind in self._starts
 
     def _sent(self, op: Op) -> float:
         return self._inserted[op.mlir].sending_time(self._costs, self._mesh)

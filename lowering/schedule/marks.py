@@ -22,10 +22,14 @@ def erase_marks(module: ir.Operation) -> None:
                 del attributes[mark]
 
 
+Inserted = Mapping[ir.Operation, CollectiveRecord]
+"""The collectives of a module that the partitioner made, with their records."""
+
+
 class HiddenCollectives:
     """The collectives of a program that run while something is computed. `others` are those that do not."""
 
-    def __init__(self, inserted: Mapping[ir.Operation, CollectiveRecord]):
+    def __init__(self, inserted: Inserted):
         self.others, self._hidden = dict(inserted), dict[int, CollectiveRecord]()
 
     def hide(self, collective: ir.Operation, hidden: float, is_ahead: bool = False) -> None:
@@ -33,7 +37,7 @@ class HiddenCollectives:
         record = self.others.pop(collective)
         self._hidden[id(record)] = replace(record, hidden=hidden, is_ahead=is_ahead)
 
-    def reported(self, report: PartitionReport) -> dict[ir.Operation, CollectiveRecord]:
+    def reported(self, report: PartitionReport) -> Inserted:
         """Puts the new records in the place of the old ones; the other collectives."""
         report.exchange(self._hidden)
         return self.others

@@ -8,7 +8,7 @@ See docs/explanation/schedule.md#prefetching.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from jax.extend.mlir import ir
 
@@ -16,60 +16,44 @@ from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.analysis.trip_counts import trip_count
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.prefetching import ahead
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.interface.report import PartitionReport
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.memory.peak import peak_of
-from sdy_jax.lowering.schedule.marks import HiddenCollectives
+from sdy_jax.lowering.proposal.proposal import Proposal
+from sdy_jax.lowering.schedule.marks import HiddenCollectives, Inserted
 from sdy_jax.lowering.schedule.work_times import WorkTimes
-from sdy_jax.lowering.targets.target import Target
-from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import PREFETCHED
 
 _FEWEST = 3
 """Trips from which on a loop is worth it. Guessed: its body is compiled twice, and of two trips only one is hidden."""
 
 
-def prefetch(
-    module: ir.Operation,
-    inserted: Mapping[ir.Operation, CollectiveRecord],
-    report: PartitionReport,
-    mesh: Mesh,
-    costs: CostModel,
-    limit: float,
-    target: Target,
-) -> dict[ir.Operation, CollectiveRecord]:
+def prefetch(proposal: Proposal, setting: Setting, limit: float) -> Inserted:
     """Marks the gathers of a partitioned module that run one trip ahead, and says so in their records.
 
     Args:
-        module: a `builtin.module` whose collectives are all there.
-        inserted: those that the partitioner made.
-        report: where their records are.
-        mesh: the program's.
-        costs: what decides.
+        proposal: the module, whose collectives are all there.
+        setting: what collectives cost, and the devices.
         limit: the bytes that a device may hold.
-        target: the devices.
 
     Returns:
-        `inserted` without those that are marked.
+        The collectives that the partitioner made, without those that are marked.
     """
-    hiding = HiddenCollectives(inserted)
-    if costs.unit != "seconds":
+    hiding = HiddenCollectives(proposal.inserted)
+    if setting.costs.unit != "seconds":
         return hiding.others
-    graph = Graph(module)
-    held = peak_of(graph, target).total
-    for op, count, hidden, size in _exposed(graph, inserted, mesh, costs):
+    graph = Graph(proposal.module)
+    held = peak_of(graph, setting.target).total
+    for op, count, hidden, size in _exposed(graph, proposal, setting.costs):
         if held + size > limit:
             continue
         held += size
         hiding.hide(op.mlir, hidden, is_ahead=True)
         integers = ir.IntegerType.get_signless(64, graph.context)
         op.mlir.attributes[PREFETCHED] = ir.IntegerAttr.get(integers, count)
-    return hiding.reported(report)
+    return hiding.reported(proposal.report)
 
 
-def _exposed(
-    graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh, costs: CostModel
-) -> Iterator[tuple[Op, int, float, float]]:
+def _exposed(graph: Graph, proposal: Proposal, costs: CostModel) -> Iterator[tuple[Op, int, float, float]]:
     """The gathers in loops for which a trip waits: the number of trips, how much of that time the products of a trip
     could hide, and the bytes of the result."""
     times = WorkTimes(graph, costs)
@@ -81,11 +65,11 @@ def _exposed(
         left = sum(times.of(op) for op in body.ops)
         computed, sent = 0.0, 0.0
         for op in body.ops[:-1]:
-            record = inserted.get(op.mlir)
+            record = proposal.inserted.get(op.mlir)
             if record is None or op.name != "sdy.all_gather" or ahead(body, [op]) is None:
                 computed += times.of(op)
                 continue
-            taken = record.costs(costs).sending_time(record.kind, record.axes, mesh, record.wire_bytes)
+            taken = record.costs(costs).sending_time(record.kind, record.axes, proposal.mesh, record.wire_bytes)
             hidden = min(sent + taken - computed, taken, left)
             if hidden > 0:
                 left -= hidden

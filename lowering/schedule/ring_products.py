@@ -23,9 +23,8 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.schedule.marks import HiddenCollectives
+from sdy_jax.lowering.proposal.proposal import Proposal
+from sdy_jax.lowering.schedule.marks import HiddenCollectives, Inserted
 from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.attributes import reduction_from_attributes
@@ -58,20 +57,12 @@ class _Pair(NamedTuple):
         return [self.collective, self.product] if self.collective.name == "sdy.reduce_scatter" else [self.collective]
 
 
-def form_rings(
-    module: ir.Operation,
-    inserted: Mapping[ir.Operation, CollectiveRecord],
-    report: PartitionReport,
-    mesh: Mesh,
-    costs: CostModel,
-) -> dict[ir.Operation, CollectiveRecord]:
+def form_rings(proposal: Proposal, inserted: Inserted, costs: CostModel) -> Inserted:
     """Marks products and collectives of a partitioned module that run as rings, and says so in their records.
 
     Args:
-        module: a `builtin.module` whose collectives are all there.
-        inserted: those that the partitioner made.
-        report: where their records are.
-        mesh: the program's.
+        proposal: the module, whose collectives are all there.
+        inserted: those that nothing hides yet.
         costs: what decides.
 
     Returns:
@@ -80,9 +71,9 @@ def form_rings(
     hiding = HiddenCollectives(inserted)
     if costs.unit != "seconds":
         return hiding.others
-    graph = Graph(module)
-    times, busy = _Times(graph, mesh, costs), set[Op]()
-    for pair in _pairs(graph, inserted, mesh):
+    graph = Graph(proposal.module)
+    times, busy = _Times(graph, proposal.mesh, costs), set[Op]()
+    for pair in _pairs(graph, inserted, proposal.mesh):
         saved = times.saved(pair)
         if pair.product in busy or saved < _LEAST_SAVING * times.of_collective(pair):
             continue
@@ -90,10 +81,10 @@ def form_rings(
         hiding.hide(pair.collective.mlir, saved)
         for op in pair.marked:
             op.mlir.attributes[RING] = ir.UnitAttr.get(graph.context)
-    return hiding.reported(report)
+    return hiding.reported(proposal.report)
 
 
-def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh) -> Iterator[_Pair]:
+def _pairs(graph: Graph, inserted: Inserted, mesh: Mesh) -> Iterator[_Pair]:
     """The collectives that could run as rings with products, in program order."""
     shardings = value_shardings(graph)
     critical = CriticalPath(graph, (op for op in graph.ops if op.name == _DOT))

@@ -3,10 +3,10 @@
     %0 = stablehlo.custom_call @sdy_jax.after(%w, %a) : (tensor<64x64xf32>, tensor<8x64xf32>) -> tensor<64x64xf32>
 
 What is computed of the result is not taken for the same as what was computed of the operand, and does not run before
-the other value is there. Some compilers take XLA's own barrier for the former (`on_tpus.not_before`). Where the order
-is what matters (`sdy_jax.in_order`), and of other compilers, which drop barriers earlier, the result depends on an
-element of the other value: a comparison that never holds, which nobody knows. That may take as long as any other op for
-each value.
+the other value is there. Some compilers take XLA's own barrier for the former (`compiler_forms.not_before`). Where the
+order is what matters (`sdy_jax.in_order`), and of other compilers, which drop barriers earlier, the result depends on
+an element of the other value: a comparison that never holds, which nobody knows. That may take as long as any other op
+for each value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.custom_ops import AFTER
-from sdy_jax.lowering.collectives.on_tpus import not_before
+from sdy_jax.lowering.collectives.compiler_forms import not_before
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 
 IN_ORDER = "sdy_jax.in_order"

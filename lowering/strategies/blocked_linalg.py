@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks, data_movement, reductions
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.re_emission import re_emit
@@ -91,7 +91,7 @@ def _contribution(system: TriangularSystem, a: jax.Array, x: jax.Array) -> jax.A
 def _broadcast(local: LocalOp, axes: Axes, x: jax.Array, owner: int) -> jax.Array:
     """What one of the devices along `axes` has."""
     kept = jnp.where(local.block_index(axes) == owner, x, jnp.zeros((), x.dtype))
-    return lax_collectives.all_reduce(kept, axes, "sum", local.mesh)
+    return reductions.all_reduce(kept, axes, "sum", local.mesh)
 
 
 # Cholesky decompositions.
@@ -135,7 +135,7 @@ def _by_rows(local: LocalOp, axes: Axes, a: jax.Array, factor: Factor) -> tuple[
     failed = jnp.zeros(a.shape[:-2], jnp.int32)
     for k in range(count - 1):
         done, column, later = jnp.split(a, [k * block, (k + 1) * block], axis=-1)
-        panel = lax_collectives.all_gather(column, lax_collectives.along(column, a.ndim - 2, axes), local.mesh)
+        panel = data_movement.all_gather(column, chunks.along(column, a.ndim - 2, axes), local.mesh)
         corner, failing = factor(panel[..., k * block : (k + 1) * block, :])
         below = lax.linalg.triangular_solve(
             corner, panel[..., (k + 1) * block :, :], lower=True, transpose_a=True, conjugate_a=True

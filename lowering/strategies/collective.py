@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement, lax_collectives, reductions
 from sdy_jax.lowering.collectives.packing import PackedCollective, run_together
 from sdy_jax.lowering.collectives.rings import Gathered, Product, Ring
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
@@ -46,7 +46,7 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
     if order is None:
         return _trimmed(local, lax_collectives.run_collective(said, x, reduction, local.mesh))
     back = sorted(range(len(order)), key=order.__getitem__)
-    found = lax_collectives.reduce_scatter(x.transpose(back), [said.axes[d] for d in back], reduction, local.mesh)
+    found = reductions.reduce_scatter(x.transpose(back), [said.axes[d] for d in back], reduction, local.mesh)
     return _trimmed(local, found.transpose(order))
 
 
@@ -75,7 +75,7 @@ def _in_ring(local: LocalOp, x: jax.Array | Product) -> jax.Array | Gathered:
 
 @emitter("sdy.collective_permute")
 def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.collective_permute(x, *_ends(local), local.mesh)
+    return data_movement.collective_permute(x, *_ends(local), local.mesh)
 
 
 @emitter(BUCKET)

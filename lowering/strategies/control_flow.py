@@ -23,8 +23,8 @@ def _while(local: LocalOp, *carried: jax.Array) -> list[jax.Array]:
         return run_ahead(local, fetched, carried)
     return list(
         lax.while_loop(
-            lambda values: local.run_block(condition, list(values))[0],
-            lambda values: tuple(local.run_block(body, list(values))),
+            lambda values: local.evaluation.run_block(condition, list(values))[0],
+            lambda values: tuple(local.evaluation.run_block(body, list(values))),
             tuple(carried),
         )
     )
@@ -44,7 +44,7 @@ def _if(local: LocalOp, predicate: jax.Array) -> list[jax.Array]:
 
 
 def _branch(local: LocalOp, number: int) -> Any:
-    return lambda: tuple(local.run_block(local.op.blocks[number], ()))
+    return lambda: tuple(local.evaluation.run_block(local.op.blocks[number], ()))
 
 
 @emitter("stablehlo.optimization_barrier")

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Block, Graph, Op
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
@@ -156,7 +156,7 @@ def scanned(local: LocalOp, along: Cumulative, x: jax.Array) -> jax.Array:
 
 def _gathered(local: LocalOp, along: Cumulative, total: jax.Array, neutral: jax.Array) -> jax.Array:
     dim, axes = along.dim, local.operand_axes(0, along.dim)
-    totals = lax_collectives.all_gather(total, [axes if d == dim else () for d in range(total.ndim)], local.mesh)
+    totals = data_movement.all_gather(total, [axes if d == dim else () for d in range(total.ndim)], local.mesh)
     shard, me = lax.broadcasted_iota(jnp.int32, totals.shape, dim), local.block_index(axes)
     known = jnp.where(shard > me if along.reverse else shard < me, totals, neutral)
     return jnp.expand_dims(lax.reduce(known, neutral, along.monoid.combine, (dim,)), dim)
@@ -170,7 +170,7 @@ def _passed_on(local: LocalOp, along: Cumulative, total: jax.Array, neutral: jax
 
     def passed(x: jax.Array, step: int) -> jax.Array:
         pairs = [(t, t + step) for t in range(count - step)]
-        x = lax_collectives.permuted(x, axes, [(t, u) if not along.reverse else (u, t) for t, u in pairs], local.mesh)
+        x = data_movement.permuted(x, axes, [(t, u) if not along.reverse else (u, t) for t, u in pairs], local.mesh)
         return jnp.where(position >= step, x, neutral)
 
     found = passed(total, first)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import on_tpus
+from sdy_jax.lowering.collectives import compiler_forms
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
@@ -62,7 +62,7 @@ def _as_array(found: jax.Array, numbers: GatherDimensionNumbers) -> jax.Array:
     """What was looked up, rows for an array of indices as an array like any other."""
     if found.ndim - len(numbers.offset_dims) < 2 or not numbers.offset_dims:
         return found
-    return on_tpus.looked_up(found)
+    return compiler_forms.looked_up(found)
 
 
 def padded(x: jax.Array, lengths: Mapping[int, int]) -> jax.Array:

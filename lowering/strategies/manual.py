@@ -54,4 +54,4 @@ def apart_along(sharding: TensorSharding, axes: Sequence[AxisRef]) -> TensorShar
 
 @emitter("sdy.manual_computation", "sdy.named_computation")
 def _computation(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    return local.run_block(local.op.blocks[0], list(operands))
+    return local.evaluation.run_block(local.op.blocks[0], list(operands))

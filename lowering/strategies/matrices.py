@@ -10,7 +10,7 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives.on_tpus import as_rows
+from sdy_jax.lowering.collectives.lanes import as_rows
 from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
@@ -43,7 +43,7 @@ def multiplied(
     """A product. Where it is scattered as a matrix, the columns of that are one dimension of one operand. Where the
     operands change their places in a transposition that follows, they have these places: what is transposed back here
     cancels that: a compiler that has lanes copies such a gradient before it is gathered; others take it as it is."""
-    if local.mesh.forms.in_order:
+    if local.mesh.forms.of_ops.in_order:
         return multiplied_in_order(local.op, operands, numbers, precisions, dtype)
     if not local.mesh.forms.in_lanes:
         dimensions = (numbers.contracting, numbers.batching)

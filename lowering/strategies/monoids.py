@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sdy_jax.ir.graph import Block, Value
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 
@@ -92,7 +92,7 @@ def _term(value: Value, names: dict[Value, str], terms: dict[str, int]) -> str:
 
 def identity(kind: str, dtype: str) -> np.ndarray:
     """The value that changes nothing: 0 for a sum, -inf for the maximum of floats."""
-    return lax_collectives.identity(kind, numpy_dtype(dtype))
+    return reductions.identity(kind, numpy_dtype(dtype))
 
 
 def is_identity(value: Value, kind: str) -> bool:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
@@ -70,7 +70,7 @@ def put_into_selected(
     with jax.named_scope(scope_name(local.op.name, axes, local.op.source)):
         selected = _selected(local, operand, position, is_inside, axes, windows)
     is_selected = is_inside & (position == selected)
-    return jnp.where(is_selected, lax_collectives.combined(kind, init, source), init)
+    return jnp.where(is_selected, reductions.combined(kind, init, source), init)
 
 
 def _selected(
@@ -87,7 +87,7 @@ def _selected(
         last_nan = _reduced(local, jnp.where(counts & jnp.isnan(x), position, nowhere), "max", axes, windows)
         counts = counts & (position > last_nan)
     value_kind, position_kind = _order(local.op)
-    worst, unplaced = (lax_collectives.identity(*of) for of in ((value_kind, x.dtype), (position_kind, jnp.int32)))
+    worst, unplaced = (reductions.identity(*of) for of in ((value_kind, x.dtype), (position_kind, jnp.int32)))
     best = _reduced(local, jnp.where(counts, x, worst), value_kind, axes, windows)
     found = _reduced(local, jnp.where(counts & (x == best), position, unplaced), position_kind, axes, windows)
     return found if last_nan is None else jnp.where(last_nan == _end(windows), last_nan, found)
@@ -98,7 +98,7 @@ def _reduced(
 ) -> jax.Array:
     """One element for the window, of the shards of all devices along the axes."""
     reduce = jnp.max if kind == "max" else jnp.min
-    return lax_collectives.all_reduce(reduce(x, axis=tuple(windows), keepdims=True), axes, kind, local.mesh)
+    return reductions.all_reduce(reduce(x, axis=tuple(windows), keepdims=True), axes, kind, local.mesh)
 
 
 def _positions(local: LocalOp, x: jax.Array, windows: Mapping[int, Window]) -> tuple[jax.Array, jax.Array]:

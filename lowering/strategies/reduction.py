@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
@@ -79,7 +79,7 @@ def _by_kind(
             leader = is_leader(local, axes)
             once = [jnp.where(leader, x, e) for x, e in zip(inits, neutral, strict=True)]
             found = re_emit(local, *inputs, *neutral)
-            return [lax_collectives.combined(kind, x, y) for x, y in zip(once, found, strict=True)]
+            return [reductions.combined(kind, x, y) for x, y in zip(once, found, strict=True)]
     if plain and len(inputs) == 1 and _is_exact(kind, op.operands[0].dtype):
         return [_LAX[kind](inputs[0], dims)]
     return re_emit(local, *inputs, *inits)
@@ -98,7 +98,7 @@ Body = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
 
 
 def _body(local: LocalOp) -> Body:
-    return lambda old, new: tuple(local.run_block(local.op.blocks[0], [*old, *new]))
+    return lambda old, new: tuple(local.evaluation.run_block(local.op.blocks[0], [*old, *new]))
 
 
 def _may_repeat(local: LocalOp) -> bool:
@@ -129,7 +129,7 @@ def _from_everywhere(
     def combine(terms: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return lax.reduce(tuple(terms), tuple(inits), body, (0,))
 
-    return lax_collectives.all_reduce_by(partials, axes, combine, local.mesh)
+    return reductions.all_reduce_by(partials, axes, combine, local.mesh)
 
 
 def _from_once(
@@ -147,7 +147,7 @@ def _from_once(
         total = lax.reduce(tuple(flagged), (jnp.array(True), *inits), body, (0,))
         return total if padded else total[1:]
 
-    found = lax_collectives.all_reduce_by(partials if padded else partials[1:], axes, combine, local.mesh)
+    found = reductions.all_reduce_by(partials if padded else partials[1:], axes, combine, local.mesh)
     return found[1:] if padded else found
 
 

@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.monoids import is_identity
@@ -126,7 +126,7 @@ def _by_steps(local: LocalOp, x: jax.Array, begin: jax.Array, dim: int, axes: tu
 def _from_ahead(local: LocalOp, x: jax.Array, axes: tuple[AxisRef, ...], distance: int) -> jax.Array:
     """The block of the device that is so far ahead, round and round."""
     shards = axes_size(axes, local.mesh.mesh)
-    return lax_collectives.permuted(x, axes, [((t + distance) % shards, t) for t in range(shards)], local.mesh)
+    return data_movement.permuted(x, axes, [((t + distance) % shards, t) for t in range(shards)], local.mesh)
 
 
 def _interval(x: jax.Array, following: jax.Array, begin: jax.Array, dim: int) -> jax.Array:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement, reductions
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
@@ -143,10 +143,10 @@ def _sorted_over_shards(local: LocalOp, operands: Sequence[jax.Array], keys: int
 def last_of(dtype: Any) -> jax.Array:
     """What a sort in lax's order puts behind everything else, or beside what is equal to it."""
     if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(lax_collectives.identity("min", dtype))
+        return jnp.asarray(reductions.identity("min", dtype))
     is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
     nan = jnp.array(complex(math.nan, math.nan) if is_complex else math.nan, dtype)
-    return jnp.where(jnp.isnan(nan), nan, lax_collectives.identity("min", dtype).astype(dtype))
+    return jnp.where(jnp.isnan(nan), nan, reductions.identity("min", dtype).astype(dtype))
 
 
 def _exchanged(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) -> list[jax.Array]:
@@ -171,7 +171,7 @@ def _exchanged(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) 
 def _gathered(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) -> list[jax.Array]:
     dim = _dimension(local.op)
     axes, block = local.operand_axes(0, dim), operands[0].shape[dim]
-    gathered = [lax_collectives.all_gather(x, _along(dim, axes, x.ndim), local.mesh) for x in operands]
+    gathered = [data_movement.all_gather(x, _along(dim, axes, x.ndim), local.mesh) for x in operands]
     start = offset(local, axes, block)
     return [lax.dynamic_slice_in_dim(x, start, block, dim) for x in _sorted(local, gathered, dim, keys)]
 
@@ -186,7 +186,7 @@ def _compared(
     """Of each element and the one in its place on the other shard of a pair, the lower or the upper one."""
     axes = local.operand_axes(0, _dimension(local.op))
     pairs = [(t, t ^ distance) for t in range(axes_size(axes, local.mesh.mesh))]
-    others = [lax_collectives.permuted(x, axes, pairs, local.mesh) for x in operands]
+    others = [data_movement.permuted(x, axes, pairs, local.mesh) for x in operands]
     # Both shards look at the same pairs in the same order, so that of two that are equal neither keeps both.
     is_first = (local.block_index(axes) & distance) == 0
     compared = slice(keys)

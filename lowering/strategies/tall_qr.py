@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks, data_movement, reductions
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
@@ -101,7 +101,7 @@ def _top(local: LocalOp, axes: Axes, x: jax.Array, sums: jax.Array) -> tuple[jax
     """The first rows of a matrix, as a square, and sums over all devices, from one all_reduce."""
     n = x.shape[-1]
     top = jnp.where(local.block_index(axes) == 0, x[..., :n, :], jnp.zeros((), x.dtype))
-    both = lax_collectives.all_reduce(jnp.concatenate([top, sums], -2), axes, "sum", local.mesh)
+    both = reductions.all_reduce(jnp.concatenate([top, sums], -2), axes, "sum", local.mesh)
     return both[..., :n, :], both[..., n:, :]
 
 
@@ -114,7 +114,7 @@ def _reflectors(local: LocalOp, axes: Axes, x: jax.Array) -> list[jax.Array]:
     """
     n, (row, column) = x.shape[-1], _positions(local, axes, x)
     q, r = lax.linalg.qr(x, full_matrices=False)
-    triangles = lax_collectives.all_gather(r, lax_collectives.along(r, r.ndim - 2, axes), local.mesh)
+    triangles = data_movement.all_gather(r, chunks.along(r, r.ndim - 2, axes), local.mesh)
     of_triangles, r = lax.linalg.qr(triangles, full_matrices=False)
     q = _matmul(q, lax.dynamic_slice_in_dim(of_triangles, local.block_index(axes) * jnp.int32(n), n, q.ndim - 2))
     others = jnp.abs(jnp.where(row != column, q, 0)).sum(-2, keepdims=True).astype(q.dtype)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement, reductions
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.re_emission import re_emit
@@ -61,7 +61,7 @@ def _top_k(local: LocalOp, operand: jax.Array) -> list[jax.Array]:
     axes = local.operand_axes(0, dim)
     if not axes:
         return list(lax.top_k(operand, k))
-    lowest = jnp.asarray(lax_collectives.identity("max", operand.dtype))
+    lowest = jnp.asarray(reductions.identity("max", operand.dtype))
     operand = mask_padding(local, 0, operand, [dim], lowest)
     block = operand.shape[dim]
     values, indices = lax.top_k(operand, min(k, block))
@@ -73,7 +73,7 @@ def _top_k(local: LocalOp, operand: jax.Array) -> list[jax.Array]:
 def _joined(local: LocalOp, parts: Sequence[jax.Array], dim: int, axes: Sequence[AxisRef]) -> list[jax.Array]:
     along = [axes if d == dim else () for d in range(parts[0].ndim)]
     with jax.named_scope(scope_name(local.op.name, axes, local.op.source)):
-        return [lax_collectives.all_gather(x, along, local.mesh) for x in parts]
+        return [data_movement.all_gather(x, along, local.mesh) for x in parts]
 
 
 # The approximate ones of lax.

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.collectives import lax_collectives
-from sdy_jax.lowering.collectives.on_cpus import row_major
+from sdy_jax.lowering.collectives import data_movement
+from sdy_jax.lowering.collectives.compiler_forms import row_major
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
@@ -93,14 +93,14 @@ class _Run:
     def _move(self, x: jax.Array, step: Move) -> jax.Array:
         axes = self._axes[step.of]
         x = lengthened(x, step.target, -x.shape[step.target] % self._count(step.of))
-        x = lax_collectives.all_to_all(x, [(axes, step.source, step.target)], self._local.mesh)
+        x = data_movement.all_to_all(x, [(axes, step.source, step.target)], self._local.mesh)
         return lax.slice_in_dim(x, 0, step.length, axis=step.source)
 
     def _change(self, x: jax.Array, step: Gather | Cut) -> jax.Array:
         dim = step.dim
         axes, count = self._axes[dim], self._count(dim)
         if isinstance(step, Gather):
-            x = lax_collectives.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], self._local.mesh)
+            x = data_movement.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], self._local.mesh)
             return lax.slice_in_dim(x, 0, self._problem.shape[dim], axis=dim)
         x = lengthened(x, dim, -x.shape[dim] % count)
         block = x.shape[dim] // count
@@ -114,7 +114,7 @@ class _Run:
         batch, m = x.shape[:-1], x.shape[-1]
 
         def exchanged(x: jax.Array, source: int, target: int) -> jax.Array:
-            return lax_collectives.all_to_all(x, [(axes, source, target)], mesh)
+            return data_movement.all_to_all(x, [(axes, source, target)], mesh)
 
         x = exchanged(x.reshape(*batch, 1, m), rank - 1, rank)  # n1 whole, a block of n2
         x = _transformed(x, (rank - 1,), kind, [count])
@@ -149,15 +149,15 @@ class _Run:
         middle = jnp.concatenate([(even - odd)[..., :1], found[..., 1:count]], -1)
         begins = jnp.where(me == 0, middle, found[..., :count])
         pairs = [(t, (t - 1) % count) for t in range(count)]
-        following = lax_collectives.permuted(begins, axes, pairs, self._local.mesh)
+        following = data_movement.permuted(begins, axes, pairs, self._local.mesh)
         return lax.dynamic_slice_in_dim(jnp.concatenate([found, following], -1), me, block + 1, -1)
 
     def _of_halves(self, x: jax.Array, axes: Axes, count: int) -> jax.Array:
         me, block = self._local.block_index(axes), x.shape[-1] - 1
         pairs = [(t, (t + 1) % count) for t in range(count)]
-        before = lax_collectives.permuted(x[..., -count:], axes, pairs, self._local.mesh)
+        before = data_movement.permuted(x[..., -count:], axes, pairs, self._local.mesh)
         middle = x[..., block + 1 - count : block + 2 - count]
-        middle = lax_collectives.permuted(middle, axes, [(count - 1, 0)], self._local.mesh)
+        middle = data_movement.permuted(middle, axes, [(count - 1, 0)], self._local.mesh)
         x = lax.dynamic_slice_in_dim(jnp.concatenate([before, x], -1), count - me, block, -1)
         # What is its own mirror image counts as real.
         k, mirrored = self._elements(x, axes), self._mirrored(x, axes).conj()
@@ -174,8 +174,8 @@ class _Run:
     def _mirrored(self, z: jax.Array, axes: Axes) -> jax.Array:
         """This device's block of elements 0, n - 1, n - 2, ..., 1 of n."""
         count, mesh = axes_size(axes, self._local.mesh.mesh), self._local.mesh
-        other = lax_collectives.permuted(z, axes, [(t, count - 1 - t) for t in range(count)], mesh)
-        first = lax_collectives.permuted(z[..., :1], axes, [(t, -t % count) for t in range(count)], mesh)
+        other = data_movement.permuted(z, axes, [(t, count - 1 - t) for t in range(count)], mesh)
+        first = data_movement.permuted(z[..., :1], axes, [(t, -t % count) for t in range(count)], mesh)
         return jnp.concatenate([first, jnp.flip(other, -1)[..., :-1]], -1)
 
     def _count(self, dim: int) -> int:

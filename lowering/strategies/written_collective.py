@@ -20,7 +20,7 @@ from jax.extend.mlir.dialects import func
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks, data_movement, reductions
 from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, device_groups, device_pairs, spans
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
@@ -143,41 +143,41 @@ def _collective(name: str) -> Callable[[Exchange], Exchange]:
 def _all_reduce(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     kind = reduction_kind(local.op.blocks[0])
     if kind is not None:
-        return lax_collectives.all_reduce(x, axes, kind, mesh)
-    return _folded(local, lax_collectives.stacked(x, axes, mesh))
+        return reductions.all_reduce(x, axes, kind, mesh)
+    return _folded(local, chunks.stacked(x, axes, mesh))
 
 
 @_collective("stablehlo.reduce_scatter")
 def _reduce_scatter(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     dim, kind = local.op.int("scatter_dimension"), reduction_kind(local.op.blocks[0])
     if kind is not None:
-        return lax_collectives.reduce_scatter(x, lax_collectives.along(x, dim, axes), kind, mesh)
-    return _folded(local, jnp.moveaxis(lax_collectives.partials_of_chunk(x, axes, dim, mesh), dim, 0))
+        return reductions.reduce_scatter(x, chunks.along(x, dim, axes), kind, mesh)
+    return _folded(local, jnp.moveaxis(data_movement.partials_of_chunk(x, axes, dim, mesh), dim, 0))
 
 
 @_collective("stablehlo.all_gather")
 def _all_gather(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     dim = local.op.int("all_gather_dim")
-    return lax_collectives.all_gather(x, lax_collectives.along(x, dim, axes), mesh)
+    return data_movement.all_gather(x, chunks.along(x, dim, axes), mesh)
 
 
 @_collective("stablehlo.all_to_all")
 def _all_to_all(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     split, concat = local.op.int("split_dimension"), local.op.int("concat_dimension")
-    return lax_collectives.all_to_all(x, [(axes, concat, split)], mesh)
+    return data_movement.all_to_all(x, [(axes, concat, split)], mesh)
 
 
 @_collective("stablehlo.collective_broadcast")
 def _collective_broadcast(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     """The first device of each group sends to the others."""
-    return lax_collectives.stacked(x, axes, mesh)[0]
+    return chunks.stacked(x, axes, mesh)[0]
 
 
 @emitter("stablehlo.collective_permute")
 def _collective_permute(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     pairs = device_pairs(local.op, local.mesh.mesh)
     with jax.named_scope(scope_name(local.op.name, (), local.op.source)):
-        return [lax_collectives.sent(x, local.mesh.axis_names, pairs) for x in operands]
+        return [data_movement.sent(x, local.mesh.axis_names, pairs) for x in operands]
 
 
 @emitter("stablehlo.partition_id")

@@ -53,21 +53,29 @@ class Window:
 class Reads:
     """What the shards read for their windows.
 
-    `plan` brings the elements, without dilation. Dilated by `dilation` and cut to `length` elements from its phase on,
-    they are what a device runs its windows over, without padding, for `block` results.
+    `of` is how the op reads the whole operand. `plan` brings the elements, without dilation. Dilated by `dilation` and
+    cut to `length` elements from its phase on, they are what a device runs its windows over, without padding, for
+    `block` results.
 
     An op that dilates by itself does not compute with the fill values. It runs over what `plan` brings with its own
     base dilation and `padding`, and `block` of its results from the shard's entry of `starts` on are the wanted ones.
     Both are None where the phases of the shards differ by less than a stride.
     """
 
+    of: Window
     block: int
     window: int
     length: int
-    stride: int
-    dilation: int
     phases: tuple[int, ...]
     plan: StripPlan
+
+    @property
+    def stride(self) -> int:
+        return self.of.stride
+
+    @property
+    def dilation(self) -> int:
+        return self.of.base_dilation
 
     @property
     def starts(self) -> tuple[int, ...] | None:
@@ -88,10 +96,9 @@ def window_reads(window: Window, shards: int) -> Reads:
     results = window.result_size
     block = block_length(results, shards)
     counts = [max(0, min(block, results - t * block)) for t in range(shards)]
-    begins = [t * block * window.stride - window.low if n else -window.low for t, n in enumerate(counts)]
-    length = (block - 1) * window.stride + window.span if block else 0
-    lengths = [(n - 1) * window.stride + window.span if n else 0 for n in counts]
-    return _reads(window, block, window.window, length, begins, lengths)
+    length, *lengths = [(n - 1) * window.stride + window.span if n else 0 for n in (block, *counts)]
+    read = [(t * block * window.stride * (n > 0) - window.low, n) for t, n in enumerate(lengths)]
+    return _reads(window, block, window.window, length, read)
 
 
 @lru_cache(maxsize=1024)
@@ -107,7 +114,7 @@ def contracted_reads(window: Window, shards: int, is_whole: bool = False) -> Rea
     begins = [first * window.window_dilation * (n > 0) - window.low for first, n in zip(firsts, counts, strict=True)]
     spans = [(n - 1) * window.window_dilation + 1 if n and results else 0 for n in (block, *counts)]
     length, *lengths = [(results - 1) * window.stride + span if span else 0 for span in spans]
-    return _reads(window, results, block, length, begins, lengths, is_whole)
+    return _reads(window, results, block, length, list(zip(begins, lengths, strict=True)), is_whole)
 
 
 def _reads(
@@ -115,21 +122,20 @@ def _reads(
     block: int,
     local_window: int,
     length: int,
-    begins: Sequence[int],
-    lengths: Sequence[int],
+    read: Sequence[tuple[int, int]],
     is_whole: bool = False,
 ) -> Reads:
-    """Shard t reads `lengths[t]` of `length` elements of the dilated operand from `begins[t]` on."""
+    """What shards `read` of the dilated operand: each from where on, and how many of `length` elements."""
     dilation = window.base_dilation
-    firsts, phases = zip(*(divmod(begin, dilation) for begin in begins), strict=True)
+    firsts, phases = zip(*(divmod(begin, dilation) for begin, _ in read), strict=True)
     width = max(block_length(phase + length, dilation) for phase in phases)
     wants = tuple(
         _clipped(block_length(begin, dilation), (begin + n - 1) // dilation + 1 if n else 0, first, window.size)
-        for begin, first, n in zip(begins, firsts, lengths, strict=True)
+        for (begin, n), first in zip(read, firsts, strict=True)
     )
-    source = Source.whole(window.size) if is_whole else Source.split(window.size, len(begins))
+    source = Source.whole(window.size) if is_whole else Source.split(window.size, len(read))
     plan = plan_strips((source,), wants, width)
-    return Reads(block, local_window, length, window.stride, dilation, phases, plan)
+    return Reads(window, block, local_window, length, phases, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +183,3 @@ def _clipped(first: int, last: int, origin: int, size: int) -> tuple[Want, ...]:
     """What there is from `first` to `last`, kept relative to `origin`."""
     first, last = max(first, 0), min(last, size)
     return (Want(0, first, first - origin, last - first),) if last > first else ()
-
-
-def window_plan(size: int, shards: int, lows: Sequence[int], highs: Sequence[int]) -> StripPlan:
-    """Shard t reads from index `lows[t]` up to `highs[t]`, which may lie outside; its block starts with `lows[t]`."""
-    intervals = list(zip(lows, highs, strict=True))
-    return _intervals(size, lows, intervals, max(0, *(high - low for low, high in intervals)))

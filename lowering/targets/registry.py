@@ -6,6 +6,8 @@ from wherever it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.family import Family
@@ -13,6 +15,8 @@ from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.machine import Machine
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.lowering.targets.unknown import UNKNOWN
+from sdy_jax.runtime.devices import lowering_platforms
+from sdy_jax.runtime.forms import Forms
 
 FAMILIES = {family.name: family for family in (CPU, TPU, GPU)}
 """By the platform, as jax names it."""
@@ -36,6 +40,11 @@ def register(family: Family) -> Family:
 def family_of_platform(platform: str) -> Family:
     """The family of devices of a platform."""
     return FAMILIES.get(platform, UNKNOWN)
+
+
+def platforms_whose(forms: Callable[[Forms], bool]) -> list[str]:
+    """The platforms of whose forms something holds, by the names by which jax lowers for them."""
+    return [name for family in FAMILIES.values() if forms(family.forms) for name in lowering_platforms(family.name)]
 
 
 def family_of_machine(name: str) -> Family:

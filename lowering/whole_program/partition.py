@@ -18,7 +18,6 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import replace_contents
 from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.outcomes import ChangedLayout, LayoutChoice
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
@@ -28,7 +27,7 @@ from sdy_jax.lowering.proposal.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.proposal.proposal import Proposal, ProposedLayouts
 from sdy_jax.lowering.schedule.buckets import combine_collectives
 from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
-from sdy_jax.lowering.schedule.marks import erase_marks
+from sdy_jax.lowering.schedule.marks import Inserted, erase_marks
 from sdy_jax.lowering.schedule.prefetching import prefetch
 from sdy_jax.lowering.schedule.ring_products import form_rings
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
@@ -47,34 +46,27 @@ def partition_whole(module: ir.Operation, setting: Setting) -> PartitionReport:
         search = LayoutSearch(graph, setting)
         return finished(module, search, search.fitting(search.found()))
     proposal = Partitioner(graph, setting).run()
-    return _combined(module, proposal, dict(proposal.inserted), setting)
+    return _combined(module, proposal, proposal.inserted, setting)
 
 
 def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
     """Rewrites a module as the best of some trials says, with collectives beside what hides them."""
-    best, costs = search.best(fitting), search.costs
-    proposal, made, report = best.proposal, best.proposal.module, best.proposal.report
+    best = search.best(fitting)
+    proposal, setting = best.proposal, search.setting
     if search.can_be_planned:
-        report.layouts = _choice(search.graph, best, search.proposed)
-    inserted = prefetch(made, proposal.inserted, report, search.mesh, costs, search.limit, search.setting.target)
-    movable = form_rings(made, inserted, report, search.mesh, costs)
-    return _combined(module, proposal, movable, search.setting)
+        proposal.report.layouts = _choice(search.graph, best, search.proposed)
+    exposed = form_rings(proposal, prefetch(proposal, setting, search.limit), setting.costs)
+    return _combined(module, proposal, exposed, setting)
 
 
-def _combined(
-    module: ir.Operation,
-    proposal: Proposal,
-    movable: dict[ir.Operation, CollectiveRecord],
-    setting: Setting,
-) -> PartitionReport:
+def _combined(module: ir.Operation, proposal: Proposal, exposed: Inserted, setting: Setting) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
-    costs, made, report, mesh = setting.costs, proposal.module, proposal.report, proposal.mesh
-    if costs.unit == "seconds":
-        report.hidden = hidden_by_work(made, movable, mesh, costs, setting.target.compiler)
-    combine_collectives(made, movable, report, mesh, setting)
-    if made is not module:
-        replace_contents(module, made)
-    return report
+    if setting.costs.unit == "seconds":
+        proposal.report.hidden = hidden_by_work(proposal, exposed, setting)
+    combine_collectives(proposal, exposed, setting)
+    if proposal.module is not module:
+        replace_contents(module, proposal.module)
+    return proposal.report
 
 
 def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, known: float = math.inf) -> BorderLayouts:

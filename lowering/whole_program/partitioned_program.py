@@ -47,10 +47,9 @@ class PartitionedProgram:
     @cached_property
     def exposed(self) -> float:
         """What it costs but for most of the time of the collectives that the compiler hides by itself."""
-        costs, compiler = self.setting.costs, self.setting.target.compiler
-        if costs.unit != "seconds":
+        if self.setting.costs.unit != "seconds":
             return self.cost
-        hidden = hidden_by_work(self.proposal.module, self.proposal.inserted, self.proposal.mesh, costs, compiler)
+        hidden = hidden_by_work(self.proposal, self.proposal.inserted, self.setting)
         return self.cost - (1 - _HIDDEN) * hidden
 
     @cached_property

@@ -10,7 +10,7 @@ from itertools import chain
 
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.candidates.op_problem import Choice
+from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.insert.user_collectives import is_user_collective
 from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.nodes import Chosen
@@ -36,13 +36,13 @@ class _Reader:
         self._program, self._model, self._chosen = program, program.model, chosen
         self._shardings = program.table.shardings
 
-    def ops(self) -> dict[int, Choice]:
+    def ops(self) -> dict[int, Decision]:
         """How ops run."""
-        found = dict[int, Choice]()
+        found = dict[int, Decision]()
         for number, node in self._program.decided.items():
             candidate, decision = self._candidate(node), self._program.proposed.decided[number]
             taken = tuple([self._shardings[layout] for layout in candidate.layouts[: len(decision.shardings)]])
-            found[number] = Choice(taken, decision.choice.gathered, candidate.inside, candidate.strategy)
+            found[number] = decision._replace(shardings=taken, inside=candidate.inside, strategy=candidate.strategy)
         return found
 
     def _candidate(self, node: int) -> Candidate:

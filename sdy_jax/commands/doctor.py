@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from sdy_jax.commands import terminal
+from sdy_jax.commands.described_platforms import DESCRIBED
 
 _PACKAGES = ("sdy_jax", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OPTIONAL = {
     "flatbuffers": "reads jax.export files",
     "rich": "progress bars in terminals",
-    "libtpu": "plans for TPU pods",
+    **{name: use for platform in DESCRIBED.values() for name, use in platform.compiler.uses.items()},
 }
 
 

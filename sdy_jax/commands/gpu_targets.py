@@ -6,7 +6,6 @@ usual ones lie in `targets`, with the numbers of NVIDIA's data sheets, and of wh
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 from jax.experimental import topologies
 
 from sdy_jax.commands import UsageError
+from sdy_jax.commands.described_platforms import GPU, check_compiler
 from sdy_jax.errors import SdyError
 from sdy_jax.runtime.devices import describe_slices
 
 COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 """XLA measures no variants of kernels, for which it would need the GPU."""
 
-_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _SHAPE = re.compile(r"[1-9]\d*(x[1-9]\d*){0,2}")
 
 
@@ -43,13 +42,9 @@ def described_gpus(name: str) -> tuple[tuple[Any, ...], int]:
     """
     kind, _, shape = name.rpartition(":")
     if not kind or not _SHAPE.fullmatch(shape):
-        raise UsageError(f"--topology gpu:{name}; expected a kind and slices x hosts x GPUs, as in gpu:h100:1x8x8")
+        raise UsageError(f"--topology gpu:{name}; expected a kind and slices x hosts x GPUs, as in {GPU.example}")
     target = _target(kind)
-    if not any(importlib.util.find_spec(plugin) for plugin in _PLUGINS):
-        raise SdyError(
-            "--topology gpu:... compiles with jax's plugin for CUDA, which is not installed; to fix: "
-            "pip install 'sdy_jax[gpu-topologies]'"
-        )
+    check_compiler("gpu")
     sizes = "x".join([*["1"] * (2 - shape.count("x")), shape])
     try:
         found = topologies.get_topology_desc(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from sdy_jax.commands.described_platforms import EXAMPLE, FORMS
+
 _MAIN = """\
 Shardy's tensor partitioning in Python, on JAX.
 
@@ -59,7 +61,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan model.mlir --python on_devices.py            what each device runs, as Python to read and run
   sdy-jax plan train.py:step ... --html plan.html           a page to explore in a browser
   sdy-jax plan train.py:step --mesh data=256,model=256 ...  makes no devices, however many there are
-  sdy-jax plan train.py:step --topology tpu:v5e:16x16 --mesh data=16,model=16 ...   compiles it for them
+  sdy-jax plan train.py:step --topology {EXAMPLE} --mesh data=16,model=16 ...   compiles it for them
 """
 
 _RUN = f"""\
@@ -133,8 +135,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--topology",
         metavar="PLATFORM:SLICE",
         help="compile for all devices of a slice, though none is there, and print what the compiler says of memory, "
-        "costs and collectives: tpu:v5e:16x16 (needs libtpu), or gpu:h100:1x8x8, slices x hosts x GPUs (needs jax's "
-        "plugin for CUDA)",
+        f"costs and collectives: {FORMS}",
     )
     parser.add_argument(
         "--slices", type=_count, default=1, metavar="N", help="so many slices; the mesh's first axis runs over them"

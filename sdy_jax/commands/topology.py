@@ -3,7 +3,6 @@ for them."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from jax.experimental import mesh_utils, topologies
 
 from sdy_jax.commands import UsageError
+from sdy_jax.commands.described_platforms import DESCRIBED, check_compiler
 from sdy_jax.commands.gpu_targets import COMPILER_OPTIONS, described_gpus
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.registry import device_memory
@@ -21,10 +21,6 @@ from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.plan.hlo_schedule import overlapped
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import bytes_text, flops_text
-
-_QUIET = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-"""libtpu asks no cloud, which might not answer, and compiles beside other processes. jax's plugin for CUDA loads
-without the libraries that programs run with."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +40,11 @@ class Topology:
         """
         platform, _, name = text.partition(":")
         if not name:
-            raise UsageError(
-                f"--topology {text}; expected a platform and a slice of it, as in tpu:v5e:16x16 or gpu:h100:1x8x8"
-            )
+            examples = " or ".join(described.example for described in DESCRIBED.values())
+            raise UsageError(f"--topology {text}; expected a platform and a slice of it, as in {examples}")
         if platform == "gpu":
             return cls._of_gpus(text, name, slices)
-        if platform == "tpu":
-            _check_libtpu()
+        check_compiler(platform)
         several = {"num_slices": slices} if slices > 1 else {}
         try:
             found = topologies.get_topology_desc(platform=platform, topology_name=name, **several)
@@ -107,8 +101,9 @@ class Topology:
 
 def prepare() -> None:
     """Before jax looks for devices: none are needed, and where there are some, others may use them."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+    for platform in DESCRIBED.values():
+        for name, value in platform.environment.items():
+            os.environ.setdefault(name, value)
     if not getattr(jax.config, "jax_platforms", None):
         jax.config.update("jax_platforms", "cpu")
 
@@ -165,8 +160,3 @@ def _collectives(hlo: str) -> list[tuple[str, str]]:
         return [("collectives", "none")]
     beside = [("  beside other work", f"{hidden.count} x, {bytes_text(hidden.wire_bytes)}")] if hidden.count else []
     return [("collectives", f"{sent.count}, {bytes_text(sent.wire_bytes)} on the wire"), *kinds, *beside]
-
-
-def _check_libtpu() -> None:
-    if importlib.util.find_spec("libtpu") is None:
-        raise SdyError("--topology tpu:... compiles with libtpu, which is not installed; to fix: pip install libtpu")

@@ -6,6 +6,7 @@ module's structure changes. Only shardings are changed through it (`Graph.set_sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -46,6 +47,11 @@ class Value:
     def itemsize(self) -> float:
         """Bytes per element."""
         return itemsize(self.dtype)
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of all of it, as one device would hold it."""
+        return math.prod(self.shape or ()) * self.itemsize
 
     @property
     def defining_op(self) -> Op | None:

@@ -22,7 +22,7 @@ from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.inserted_ops import create_collective
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.plan import ReshardPlan
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge
@@ -67,7 +67,7 @@ class Chain:
                 f"the mesh {first} to {second}; both must have the same axes and devices"
             )
         if source.mesh == target.mesh:
-            return plan_reshard(shape or (), itemsize(dtype), source, target, first, _COSTS, strips=False)
+            return Reshards(first, _COSTS, strips=False).plan(shape or (), itemsize(dtype), source, target)
         return plan_across(shape or (), itemsize(dtype), source, target, (first, second), _COSTS)
 
     def _on_one_name(self) -> tuple[TensorSharding, TensorSharding, Mesh, Mesh]:

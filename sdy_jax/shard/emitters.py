@@ -85,8 +85,8 @@ def _plain(x: Any) -> Index:
 
 def _recv(call: Call) -> Any:
     """What the block's matching send sends."""
-    block, array = call.local.op.block, call.local.array
-    assert block is not None and array is not None
+    block, array = call.local.op.block, call.local.evaluation.array
+    assert block is not None
     pairs, _ = pair_up([view(op.mlir) for op in block.ops if is_dialect_op(op.mlir)])
     send = next(send for send, recv in pairs if recv.operation == call.op.operation)
     sender = next(op for op in block.ops if op.mlir == send.operation)

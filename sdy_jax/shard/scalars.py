@@ -171,7 +171,8 @@ def _extract(local: LocalOp, x: jax.Array, *place: Any) -> jax.Array:
 def _if(local: LocalOp, predicate: Any) -> Sequence[Any]:
     predicate = traced(predicate)
     if isinstance(predicate, int):
-        return local.run_block(local.op.blocks[0 if predicate else 1], ()) if _has(local.op, predicate) else ()
+        block = local.op.blocks[0 if predicate else 1] if _has(local.op, predicate) else None
+        return local.evaluation.run_block(block, ()) if block is not None else ()
     branches = [lambda: _yielded(local, 0), (lambda: _yielded(local, 1)) if len(local.op.blocks) > 1 else tuple]
     return list(lax.cond(predicate, *branches))
 
@@ -181,7 +182,7 @@ def _has(op: Op, predicate: int) -> bool:
 
 
 def _yielded(local: LocalOp, number: int) -> tuple[jax.Array, ...]:
-    found = local.run_block(local.op.blocks[number], ())
+    found = local.evaluation.run_block(local.op.blocks[number], ())
     return tuple(as_array(x, v) for x, v in zip(found, local.op.results, strict=True))
 
 
@@ -192,7 +193,7 @@ def _for(local: LocalOp, lower: Any, upper: Any, step: Any, *carried: Any) -> Se
     count = -((lower - upper) // step)
 
     def iterate(number: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        found = local.run_block(body, [lower + number * step, *values])
+        found = local.evaluation.run_block(body, [lower + number * step, *values])
         return tuple(as_array(x, v) for x, v in zip(found, local.op.results, strict=True))
 
     first = tuple(as_array(x, v) for x, v in zip(carried, local.op.results, strict=True))

@@ -14,12 +14,12 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from places import HELPERS, ROOT
+from stages import STAGES, assert_stages_run
 
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
 from sdy_jax.text.modules import split_modules
 
-STAGES = ("traced", "imported", "propagated", "partitioned")
 REFERENCE = [text for text in split_modules((HELPERS / "sdy_reference.mlir").read_text()) if "@main" in text]
 
 MESH = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -49,29 +49,6 @@ def made_up(infos):
         else jnp.asarray(rng.integers(0, 3, info.shape), info.dtype)
         for info in infos
     ]
-
-
-def words(array):
-    """Keys as the words that they are in a module."""
-    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
-
-
-def assert_stages_run(run, *arguments):
-    """Each stage of the plan, printed, read and run on the arrays that the function itself would be run on."""
-    plan = run.plan(*arguments)
-    expected = list(map(words, jax.tree.leaves(run(*arguments))))
-    given = [*plan.program.constants, *map(words, jax.tree.leaves(arguments))]
-    for stage in STAGES:
-        again = sdy.partition(sdy.loads(plan.mlir(stage)))
-        found = jax.tree.leaves(again(*given))
-        for ours, wanted in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours, wanted, rtol=2e-4, atol=1e-5, err_msg=stage)
-        if stage == "partitioned":
-            assert kinds(again.plan(*given)) == kinds(plan)
-
-
-def kinds(plan):
-    return [(c.kind, c.detail) for c in plan.collectives]
 
 
 def layer(x, w):

@@ -7,23 +7,23 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import op_cases
 import pytest
-import test_collective_ops
-import test_emitters
-import test_relayouts
-import test_reshapes
-import test_slices
-import test_uneven
+import relayout_programs
+import reshape_programs
+import slice_programs
+import uneven_blocks
+import written_collectives
+from agreement import sorted_downwards
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
-from test_collective_ops import workloads
-from test_orders import sorted_downwards
-from test_within_memory import step_of, unrolled
+from memory_programs import step_of, unrolled
 from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
+from written_collectives import workloads
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -51,9 +51,9 @@ def fits(spec, shape, mesh):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("name", test_emitters.CASES)
+@pytest.mark.parametrize("name", op_cases.CASES)
 def test_families(name, spec):
-    function, *args = test_emitters.CASES[name]
+    function, *args = op_cases.CASES[name]
     mesh = tpu_mesh(4, 2, names=("x", "y"))
     if not fits(spec, args[0].shape, mesh):
         pytest.skip("jit does not take such a sharding of the argument")
@@ -187,41 +187,41 @@ def test_moves_of_every_type(name, dtype):
         assert not failure(sdy.partition(function, mesh=mesh, in_shardings=given, out_shardings=wanted), x)
 
 
-@pytest.mark.parametrize("name", test_slices.FUNCTIONS)
+@pytest.mark.parametrize("name", slice_programs.FUNCTIONS)
 def test_strips(name):
     mesh = tpu_mesh(2, 4, names=("x", "y"))
     inside = jax.sharding.NamedSharding(mesh, P("x", "y"))
-    function = lambda x: test_slices.FUNCTIONS[name](lax.with_sharding_constraint(x * 2, inside)).sum()  # noqa: E731
+    function = lambda x: slice_programs.FUNCTIONS[name](lax.with_sharding_constraint(x * 2, inside)).sum()  # noqa: E731
     for dtype in (jnp.float32, jnp.int8):
         assert not failure(sdy.partition(function, mesh=mesh), jax.ShapeDtypeStruct((65, 9), dtype))
 
 
-@pytest.mark.parametrize("name", test_reshapes.ROWS)
+@pytest.mark.parametrize("name", reshape_programs.ROWS)
 def test_merged_dimensions(name):
-    before, source, after, target, mesh, _ = test_reshapes.ROWS[name]
+    before, source, after, target, mesh, _ = reshape_programs.ROWS[name]
     tpus = tpu_mesh(*mesh.devices.shape, names=mesh.axis_names)
-    function, args = test_reshapes.reshaped(before, source, after, target, tpus, jnp.float32)
-    token = test_uneven.PARTITIONED.set(True)
+    function, args = reshape_programs.reshaped(before, source, after, target, tpus, jnp.float32)
+    token = uneven_blocks.PARTITIONED.set(True)
     assert not failure(sdy.partition(function, mesh=tpus), *shapes(args))
-    test_uneven.PARTITIONED.reset(token)
+    uneven_blocks.PARTITIONED.reset(token)
 
 
-@pytest.mark.parametrize("name", [*test_relayouts.RELAYOUTS, *test_relayouts.TWO])
+@pytest.mark.parametrize("name", [*relayout_programs.RELAYOUTS, *relayout_programs.TWO])
 def test_dimensions_that_are_relaid(name):
-    size, source, target, _ = {**test_relayouts.RELAYOUTS, **test_relayouts.TWO}[name]
+    size, source, target, _ = {**relayout_programs.RELAYOUTS, **relayout_programs.TWO}[name]
     shape, tpus = size if isinstance(size, tuple) else (size, 128), tpu_mesh(2, 4, names=("x", "y"))
-    token = test_uneven.PARTITIONED.set(True)
-    run = sdy.partition(test_relayouts.relaid(source, target, tpus), mesh=tpus)
+    token = uneven_blocks.PARTITIONED.set(True)
+    run = sdy.partition(relayout_programs.relaid(source, target, tpus), mesh=tpus)
     assert not failure(run, jax.ShapeDtypeStruct(shape, jnp.bfloat16))
-    test_uneven.PARTITIONED.reset(token)
+    uneven_blocks.PARTITIONED.reset(token)
 
 
-@pytest.mark.parametrize("name", test_collective_ops.WRITTEN)
+@pytest.mark.parametrize("name", written_collectives.WRITTEN)
 def test_written_collectives(name):
-    function, given, wanted, _ = test_collective_ops.WRITTEN[name]
+    function, given, wanted, _ = written_collectives.WRITTEN[name]
     mesh = tpu_mesh(2, 4, names=("a", "b"))
     partitioned = sdy.partition(function, mesh=mesh, in_shardings=given, out_shardings=wanted)
-    assert not failure(partitioned, *shapes([test_collective_ops.X]))
+    assert not failure(partitioned, *shapes([written_collectives.X]))
 
 
 def linear_algebra(a):
@@ -383,7 +383,7 @@ def test_sums_are_scattered_in_parts_of_an_odd_number_of_tiles(part):
 
     def gradient(x, y):
         product = jnp.einsum("tm,tn->mn", x, y)
-        return lax_collectives.reduce_scatter(product, ((), (AxisRef("x"),)), "sum", mesh)
+        return reductions.reduce_scatter(product, ((), (AxisRef("x"),)), "sum", mesh)
 
     over = tpu_mesh(4, 2, names=("x", "y"))
     split = jax.shard_map(gradient, mesh=over, in_specs=P(("x", "y")), out_specs=P("y", "x"), check_vma=False)

@@ -88,7 +88,7 @@ class Finder:
         return spec
 
 sys.meta_path.insert(0, Finder)
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/op_rules"]
 import conftest
 from test_adding_an_op import X, parsed, partition_module, run_partitioned, split_of_result
 module = partition_module(parsed("twice"))

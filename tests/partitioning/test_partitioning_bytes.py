@@ -13,12 +13,12 @@ from functools import cache
 import jax
 import pytest
 from jax.extend.mlir import ir
+from partitioning_oracle import ours
+from partitioning_oracle import wire_bytes as global_bytes
 from random_programs import RandomProgram
+from random_texts import WITHOUT
 from sdy_oracle import Oracle
 from sharding_dump import parse
-from test_partitioning_passes import ours
-from test_partitioning_passes import wire_bytes as global_bytes
-from test_random_numbers import WITHOUT
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import module_meshes, pre_order

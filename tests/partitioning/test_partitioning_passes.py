@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
+from partitioning_oracle import ours, wire_bytes
 from plain_program import plain_module, run_plain
 from sdy_oracle import Oracle
-from sharding_dump import parse, plain_text
+from sharding_dump import parse
 
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.operations import function_type, functions, main_function, module_meshes, named
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
-from sdy_jax.partitioning.chains import chains
 from sdy_jax.passes import run_pipeline
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 
@@ -144,21 +144,9 @@ func.func @main(%a: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@turned, [{{"
 PROGRAMS = {"matmul": MATMUL, "mlp": MLP, "loop": LOOP, "uneven": UNEVEN, "shift": SHIFT}
 
 
-def ours(text: str, passes: str) -> str:
-    """The module after our passes: verified, and read back from its text."""
-    return plain_text(parse(optimize(text, passes, "-", strict=False)))
-
-
 def body(text: str) -> list[str]:
     """The ops of a text without its shardings' arguments."""
     return [line.strip() for line in text.splitlines() if re.match(r"\s+%", line)]
-
-
-def wire_bytes(text: str) -> float:
-    """What a device sends in a module's sdy collectives, those in loops once."""
-    module = parse(text)
-    found = chains(module.operation, lambda op: False, lambda op: op.name in COLLECTIVE_OPS)
-    return sum(chain.wire_bytes() for chain in found)
 
 
 def inputs(text: str) -> list[np.ndarray]:

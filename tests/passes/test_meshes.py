@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from partitioned_text import partitioned, run_partitioned, types_of
 from plain_program import plain_module, run_plain
 from random_programs import RandomProgram
+from random_texts import WITHOUT, outcome, policy_of
 from sdy_oracle import parse_modules
 from sharding_dump import parse
-from test_random_numbers import WITHOUT, outcome, policy_of
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError

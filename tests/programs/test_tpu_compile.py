@@ -36,8 +36,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_programs_compile_for_tpus(file: str) -> None:
+    (path,) = TESTS.rglob(f"{file}.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tpu_plugin", "-p", "no:cacheprovider", "-m", "not slow"]
-    done = subprocess.run(
-        [*command, str(TESTS / f"{file}.py")], env=environment(), cwd=TESTS.parent, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, str(path)], env=environment(), cwd=TESTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_random_numbers as random_numbers
-import test_random_programs as random_programs
+import random_functions as random_programs
+import random_texts as random_numbers
 import train_lm
 from jax import lax
 from jax.sharding import NamedSharding

@@ -15,7 +15,7 @@ from jax import lax
 
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.collectives import lax_collectives, on_tpus
+from sdy_jax.lowering.collectives import data_movement, lanes, reductions
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.registry import family_of_platform
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
@@ -104,7 +104,7 @@ def test_gathers_and_slices_move_every_block_to_its_owner(dtype, on_devices):
     cases = [(name, *map(sharding, map(quote, texts))) for name, *texts in MOVES]
 
     def program(*xs):
-        return [getattr(lax_collectives, n)(v, by.axes, on_devices) for v, (n, _, by, _) in zip(xs, cases, strict=True)]
+        return [getattr(data_movement, n)(v, by.axes, on_devices) for v, (n, _, by, _) in zip(xs, cases, strict=True)]
 
     found = run(program, *(blocks(x, source) for _, source, _, _ in cases))
     for got, (_, _, _, target) in zip(found, cases, strict=True):
@@ -138,7 +138,7 @@ def test_all_to_all_moves_axes_between_dimensions(cases, shape, on_devices):
     parsed = [(sharding(quote(s)), parse_params(params), sharding(quote(t))) for s, params, t in cases]
 
     def program(*xs):
-        return [lax_collectives.all_to_all(v, params, on_devices) for v, (_, params, _) in zip(xs, parsed, strict=True)]
+        return [data_movement.all_to_all(v, params, on_devices) for v, (_, params, _) in zip(xs, parsed, strict=True)]
 
     found = run(program, *(blocks(x, source) for source, _, _ in parsed))
     for got, (_, _, target) in zip(found, parsed, strict=True):
@@ -150,7 +150,7 @@ def test_several_moves_are_one_collective():
     local = sharding(quote(source)).local_shape((8, 4, 16, 8), MESH)
     jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
     spec = jax.sharding.PartitionSpec()
-    exchange = functools.partial(lax_collectives.all_to_all, params=parse_params(params), mesh=REFINED)
+    exchange = functools.partial(data_movement.all_to_all, params=parse_params(params), mesh=REFINED)
     mapped = jax.shard_map(exchange, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
     assert str(jax.make_jaxpr(mapped)(jnp.zeros(local))).count("all_to_all[") == 1
 
@@ -163,7 +163,7 @@ def test_gathers_and_scatters_of_several_dimensions_are_one_collective_on_cpus(f
     spec, mesh = jax.sharding.PartitionSpec(), replace(REFINED, forms=forms)
 
     def program(x):
-        return lax_collectives.reduce_scatter(lax_collectives.all_gather(x, axes, mesh), axes, "sum", mesh)
+        return reductions.reduce_scatter(data_movement.all_gather(x, axes, mesh), axes, "sum", mesh)
 
     mapped = jax.shard_map(program, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
     text = str(jax.make_jaxpr(mapped)(jnp.zeros(local)))
@@ -185,7 +185,7 @@ def test_permutes_compose_and_reach_the_new_owners():
     cases = [(sharding(quote(s)), sharding(quote(t))) for s, t in PERMUTES]
 
     def program(*xs):
-        return [lax_collectives.collective_permute(v, s, t, REFINED) for v, (s, t) in zip(xs, cases, strict=True)]
+        return [data_movement.collective_permute(v, s, t, REFINED) for v, (s, t) in zip(xs, cases, strict=True)]
 
     found = run(program, *(blocks(x, source) for source, _ in cases))
     for got, (_, target) in zip(found, cases, strict=True):
@@ -193,9 +193,9 @@ def test_permutes_compose_and_reach_the_new_owners():
 
 
 def test_permute_keeps_blocks_that_are_in_place():
-    pairs = lax_collectives.permutation_pairs(sharding('[{"p"}]'), sharding('[{"p"}]'), REFINED)
+    pairs = data_movement.permutation_pairs(sharding('[{"p"}]'), sharding('[{"p"}]'), REFINED)
     assert pairs == [(i, i) for i in range(8)]
-    moved = lax_collectives.permutation_pairs(sharding('[{"p", "q"}]'), sharding('[{"q", "p"}]'), REFINED)
+    moved = data_movement.permutation_pairs(sharding('[{"p", "q"}]'), sharding('[{"q", "p"}]'), REFINED)
     assert (0, 0) in moved
     assert (7, 7) in moved
     assert sorted(receiver for _, receiver in moved) == list(range(8))
@@ -214,7 +214,7 @@ def test_permute_of_a_partial_value_delivers_each_term_once(source, target):
     terms = values(np.float32, (2, 8))
     source_term = block_indices(source.unreduced_axes, MESH)
     held = np.stack([blocks(terms[source_term[d]], source)[d] for d in range(8)])
-    got = run(lambda v: lax_collectives.collective_permute(v, source, target, REFINED), held)
+    got = run(lambda v: data_movement.collective_permute(v, source, target, REFINED), held)
     target_term = block_indices(target.unreduced_axes, MESH)
     summed = np.stack([blocks(terms.sum(0), target)[d] for d in range(8)])
     for device, block in enumerate(block_indices(target.axes[0], MESH)):
@@ -226,7 +226,7 @@ def test_permute_of_a_partial_value_delivers_each_term_once(source, target):
 
 def test_permute_between_different_block_counts_is_a_bug():
     with pytest.raises(InternalError, match="number of blocks"):
-        lax_collectives.permutation_pairs(sharding('[{"p"}]'), sharding('[{"q"}]'), REFINED)
+        data_movement.permutation_pairs(sharding('[{"p"}]'), sharding('[{"q"}]'), REFINED)
 
 
 NUMPY = {
@@ -265,7 +265,7 @@ def test_all_reduce_combines_the_terms_of_a_group(dtype):
     cases = [(axes_of(quote(f"[{axes}]"))[0], kind) for axes in REDUCED for kind in kinds_of(dtype)]
 
     def program(v, s):
-        return [[lax_collectives.all_reduce(y, axes, kind, REFINED) for y in (v, s)] for axes, kind in cases]
+        return [[reductions.all_reduce(y, axes, kind, REFINED) for y in (v, s)] for axes, kind in cases]
 
     for (got, got_scalar), (axes, kind) in zip(run(program, x, scalar), cases, strict=True):
         assert got.dtype == x.dtype
@@ -286,8 +286,8 @@ def test_several_arrays_are_reduced_together_in_the_order_of_the_axes():
     cases = [axes_of(quote(f"[{axes}]"))[0] for axes in REDUCED]
 
     def program(a, b):
-        small = [lax_collectives.all_reduce_by([a[0, :2], b[0, :2]], axes, combine, REFINED) for axes in cases]
-        return [lax_collectives.all_reduce_by([a, b], axes, combine, REFINED) for axes in cases], small
+        small = [reductions.all_reduce_by([a[0, :2], b[0, :2]], axes, combine, REFINED) for axes in cases]
+        return [reductions.all_reduce_by([a, b], axes, combine, REFINED) for axes in cases], small
 
     large, small = run(program, scale, shift)
     for (got, first), axes in zip(zip(large, small, strict=True), cases, strict=True):
@@ -308,7 +308,7 @@ def test_four_bit_integers_wrap_around(dtype):
     kinds = kinds_of(np.int8)
 
     def program(v):
-        return [lax_collectives.all_reduce(v, axes, kind, REFINED) for kind in kinds]
+        return [reductions.all_reduce(v, axes, kind, REFINED) for kind in kinds]
 
     for kind, got in zip(kinds, run(program, x), strict=True):
         assert got.dtype == x.dtype
@@ -322,10 +322,10 @@ def test_two_bit_integers_travel_as_bytes():
     axes = ((AxisRef("q"),), ())
 
     def program(v):
-        moved = lax_collectives.all_gather(lax_collectives.all_slice(v, axes, REFINED), axes, REFINED)
-        exchanged = lax_collectives.all_to_all(moved, [((AxisRef("q"),), 0, 1)], REFINED)
-        permuted = lax_collectives.collective_permute(v, sharding('[{"p"},{}]'), sharding('[{"q":(1)2}, {}]'), REFINED)
-        return moved, exchanged, permuted, lax_collectives.all_reduce(v, axes[0], "sum", REFINED)
+        moved = data_movement.all_gather(data_movement.all_slice(v, axes, REFINED), axes, REFINED)
+        exchanged = data_movement.all_to_all(moved, [((AxisRef("q"),), 0, 1)], REFINED)
+        permuted = data_movement.collective_permute(v, sharding('[{"p"},{}]'), sharding('[{"q":(1)2}, {}]'), REFINED)
+        return moved, exchanged, permuted, reductions.all_reduce(v, axes[0], "sum", REFINED)
 
     jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
     spec = jax.sharding.PartitionSpec()
@@ -345,7 +345,7 @@ def test_reduce_scatter_is_all_reduce_then_all_slice(dtype, on_devices):
     cases = [(axes_of(quote(text)), kind) for text in SCATTERED for kind in kinds_of(dtype)]
 
     def program(v):
-        return [lax_collectives.reduce_scatter(v, axes, kind, on_devices) for axes, kind in cases]
+        return [reductions.reduce_scatter(v, axes, kind, on_devices) for axes, kind in cases]
 
     for got, (axes, kind) in zip(run(program, x), cases, strict=True):
         whole = reduced(x, [axis for dim in axes for axis in dim], kind)
@@ -361,7 +361,7 @@ def test_sums_are_scattered_without_dimensions_of_size_1(shape, dim):
     x, axes = values(np.float32, (8, *shape)), tuple((AxisRef("q"),) if d == dim else () for d in range(len(shape)))
     whole = reduced(x, [AxisRef("q")], "sum")
     target = TensorSharding.closed("mesh", axes)
-    got = run(lambda v: lax_collectives.reduce_scatter(v, axes, "sum", REFINED), x)
+    got = run(lambda v: reductions.reduce_scatter(v, axes, "sum", REFINED), x)
     np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
 
 
@@ -393,7 +393,7 @@ def shapes_scattered(shape, dim, platform):
                 jax.lax, "psum_scatter", lambda v, *args, **kw: (taken.append(v.shape), native(v, *args, **kw))[1]
             )
             mesh = replace(REFINED, forms=family_of_platform(platform).forms)
-            return lax_collectives.reduce_scatter(v, axes, "sum", mesh)
+            return reductions.reduce_scatter(v, axes, "sum", mesh)
 
     got = run(program, x)
     np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
@@ -403,7 +403,7 @@ def shapes_scattered(shape, dim, platform):
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 @pytest.mark.parametrize(("shape", "dim", "sent"), SENT)
 def test_sums_are_scattered_as_they_stay_scatters_on_tpus(shape, dim, sent, platform, monkeypatch):
-    monkeypatch.setattr(on_tpus, "LEAST_MOVED", 0)
+    monkeypatch.setattr(lanes, "LEAST_MOVED", 0)
     expected = sent if platform == "tpu" else tuple(n for d, n in enumerate(shape) if n != 1 or d == dim)
     assert shapes_scattered(shape, dim, platform) == {expected}
 
@@ -418,8 +418,8 @@ def test_max_and_min_keep_nan_and_infinities(dtype, sign):
     axes = (AxisRef("q"), AxisRef("p"))
 
     def program(v):
-        scattered = [lax_collectives.reduce_scatter(v, ((AxisRef("q"),),), kind, REFINED) for kind in ("max", "min")]
-        return [lax_collectives.all_reduce(v, axes, kind, REFINED) for kind in ("max", "min")], scattered
+        scattered = [reductions.reduce_scatter(v, ((AxisRef("q"),),), kind, REFINED) for kind in ("max", "min")]
+        return [reductions.all_reduce(v, axes, kind, REFINED) for kind in ("max", "min")], scattered
 
     whole, parts = jax.tree.map(lambda y: y.astype(np.float32), run(program, x))
     x = x.astype(np.float32)
@@ -454,13 +454,13 @@ def test_unreduced_values_sum_to_what_they_came_from():
     q = (AxisRef("q"),)
 
     def program(full, block):
-        partial = lax_collectives.sharded_to_unreduced(block, gathered, "sum", REFINED)
+        partial = reductions.sharded_to_unreduced(block, gathered, "sum", REFINED)
         marked = [
-            lax_collectives.replicated_to_unreduced(full, q, kind, REFINED) for kind in ("sum", "max", "min", "product")
+            reductions.replicated_to_unreduced(full, q, kind, REFINED) for kind in ("sum", "max", "min", "product")
         ]
-        back = [lax_collectives.all_reduce(m, q, k, REFINED)
+        back = [reductions.all_reduce(m, q, k, REFINED)
                 for m, k in zip(marked, ("sum", "max", "min", "product"), strict=True)]  # fmt: skip
-        return lax_collectives.all_reduce(partial, flat, "sum", REFINED), back
+        return reductions.all_reduce(partial, flat, "sum", REFINED), back
 
     joined, back = run(program, np.stack([x] * 8), blocks(x, spread))
     for got in (joined, *back):
@@ -471,8 +471,8 @@ def test_a_gathered_slice_and_a_sliced_gather_are_unchanged():
     target = axes_of(quote("[{q, p}, {}, {}]"))
 
     def program(full, block):
-        there = lax_collectives.all_gather(lax_collectives.all_slice(full, target, REFINED), target, REFINED)
-        return there, lax_collectives.all_slice(lax_collectives.all_gather(block, target, REFINED), target, REFINED)
+        there = data_movement.all_gather(data_movement.all_slice(full, target, REFINED), target, REFINED)
+        return there, data_movement.all_slice(data_movement.all_gather(block, target, REFINED), target, REFINED)
 
     x = values(np.int32)
     full, block = np.stack([x] * 8), blocks(x, TensorSharding.closed("mesh", target))
@@ -486,7 +486,7 @@ def test_a_gathered_slice_and_a_sliced_gather_are_unchanged():
 )
 def test_identities_change_nothing(dtype):
     for kind in kinds_of(dtype):
-        neutral = lax_collectives.identity(kind, dtype)
+        neutral = reductions.identity(kind, dtype)
         assert neutral.dtype == np.dtype(dtype)
         sample = values(dtype, (16,))
         combine = (BOOLEAN if np.dtype(dtype) == np.bool_ else NUMPY)[kind]
@@ -494,24 +494,24 @@ def test_identities_change_nothing(dtype):
 
 
 def test_float_identities_are_infinite_where_infinity_exists():
-    assert lax_collectives.identity("max", np.float32) == -math.inf
-    assert lax_collectives.identity("min", jnp.bfloat16) == math.inf
-    assert np.isfinite(lax_collectives.identity("min", jnp.float8_e4m3fn).astype(np.float32))
+    assert reductions.identity("max", np.float32) == -math.inf
+    assert reductions.identity("min", jnp.bfloat16) == math.inf
+    assert np.isfinite(reductions.identity("min", jnp.float8_e4m3fn).astype(np.float32))
 
 
 def test_unknown_and_unfit_kinds_are_refused():
     with pytest.raises(ShardingError, match="one of sum, max"):
-        lax_collectives.identity("mean", np.float32)
+        reductions.identity("mean", np.float32)
     with pytest.raises(ShardingError, match="bits of integers"):
-        lax_collectives.identity("xor", np.float32)
+        reductions.identity("xor", np.float32)
 
 
 def test_splitting_without_padding_is_a_bug():
     x = jnp.zeros((6, 8))
     for call in (
-        lambda: lax_collectives.all_slice(x, ((AxisRef("q"),), ()), REFINED),
-        lambda: lax_collectives.reduce_scatter(x, ((AxisRef("q"),), ()), "sum", REFINED),
-        lambda: lax_collectives.all_to_all(x, [((AxisRef("q"),), 1, 0)], REFINED),
+        lambda: data_movement.all_slice(x, ((AxisRef("q"),), ()), REFINED),
+        lambda: reductions.reduce_scatter(x, ((AxisRef("q"),), ()), "sum", REFINED),
+        lambda: data_movement.all_to_all(x, [((AxisRef("q"),), 1, 0)], REFINED),
     ):
         with pytest.raises(InternalError, match="without padding"):
             call()

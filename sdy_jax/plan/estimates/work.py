@@ -11,14 +11,14 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import manual_axes
-from sdy_jax.lowering.analysis.factors import factor_axes
+from sdy_jax.lowering.analysis.factors import split_factors
 from sdy_jax.lowering.analysis.trip_counts import Executions, executions
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.flops import operations_of
 from sdy_jax.representation.axes import overlaps
-from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
@@ -91,7 +91,7 @@ class _Reader:
             yield op, self._work(op, rule, whole, runs[op.block])
 
     def _work(self, op: Op, rule: OpShardingRule, whole: float, runs: Executions) -> Work:
-        used = self._factor_axes(op, rule)
+        used = split_factors(rule, [self.shardings.get(v) for v in (*op.operands, *op.results)], self.mesh)
         shards = math.prod(axes_size(axes, self.mesh) for axes in used.values())
         parts = math.prod(
             -(-rule.factor_sizes[f] // axes_size(a, self.mesh)) / rule.factor_sizes[f] for f, a in used.items()
@@ -103,16 +103,6 @@ class _Reader:
         taken = [axis for axes in used.values() for axis in axes]
         is_choice = repeated > 0 and self._is_split_further(op, taken)
         return Work(op.name, type_, op.mlir.location, whole * parts, repeated, devices // shards, is_choice, runs)
-
-    def _factor_axes(self, op: Op, rule: OpShardingRule) -> dict[int, Axes]:
-        """The axes along which each factor of an op is split, as its operands and results are."""
-        found: dict[int, Axes] = {}
-        for value, mapping in zip((*op.operands, *op.results), rule.mappings, strict=True):
-            sharding = self.shardings.get(value)
-            if sharding is not None and sharding.rank == len(mapping):
-                split = factor_axes(sharding.axes, mapping, rule.factor_sizes, self.mesh)
-                found.update({factor: axes for factor, axes in split.items() if axes})
-        return found
 
     def _devices_of(self, op: Op) -> int:
         """The devices that could share the op's work: in manual computations, those along the other axes."""

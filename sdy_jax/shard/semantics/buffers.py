@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.shard.semantics.grid import Grid, coordinates_in_group, position
 from sdy_jax.shard.semantics.layout import Dimension, Layout, dimensions
 
@@ -45,7 +45,7 @@ def all_buffers(x: np.ndarray, layout: Layout, grid: Grid) -> np.ndarray:
     buffers = []
     for device in itertools.product(*map(range, grid.sizes)):
         if layout.partial in COUNTING and any(device[axis] for axis in layout.partial_axes):
-            identity = lax_collectives.identity(COUNTING[layout.partial], x.dtype)
+            identity = reductions.identity(COUNTING[layout.partial], x.dtype)
             buffers.append(np.full([d.length for d in found], identity, x.dtype))
             continue
         part = x

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
@@ -93,7 +93,7 @@ def _exchanged(
     grid: Grid, x: jax.Array, axes: AxisIndices, sender: int | jax.Array, receiver: int | jax.Array
 ) -> jax.Array:
     sent = (x, jnp.asarray(receiver, jnp.int32))
-    inputs, receivers = (lax_collectives.stacked(each, grid.refs(axes), grid.mesh) for each in sent)
+    inputs, receivers = (chunks.stacked(each, grid.refs(axes), grid.mesh) for each in sent)
     chosen = receivers[jnp.maximum(sender, 0)]
     meant = (sender >= 0) & (chosen == grid.group_index(axes))
     found = entry(inputs, sender)

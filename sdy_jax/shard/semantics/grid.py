@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, groups_of_axes
 from sdy_jax.shard.semantics import checks
@@ -113,7 +113,7 @@ def op(function: Callable[Concatenate[Grid, P], R]) -> Callable[Concatenate[Grid
 
 def permute(grid: Grid, x: jax.Array, axes: AxisIndices, pairs: Sequence[tuple[int, int]]) -> jax.Array:
     """`x` sent from device to device of each group; `pairs` are group indices, sender first."""
-    return lax_collectives.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
+    return data_movement.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
 
 
 def shifted(grid: Grid, x: jax.Array, axes: AxisIndices, offset: int) -> jax.Array:

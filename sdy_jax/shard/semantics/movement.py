@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks, data_movement, reductions
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device, check_shift_axis
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
@@ -28,7 +28,7 @@ def all_gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int) ->
     """The inputs of the group joined along `gather_axis`: `n -> n*g`."""
     check_axes(grid, axes)
     check_dimension(x, gather_axis, "gather_axis")
-    return lax_collectives.all_gather(x, lax_collectives.along(x, gather_axis, grid.refs(axes)), grid.mesh)
+    return data_movement.all_gather(x, chunks.along(x, gather_axis, grid.refs(axes)), grid.mesh)
 
 
 @op
@@ -37,7 +37,7 @@ def all_slice(grid: Grid, x: jax.Array, axes: AxisIndices, slice_axis: int) -> j
     check_axes(grid, axes)
     check_dimension(x, slice_axis, "slice_axis")
     piece_size(grid, x, slice_axis, axes)
-    return lax_collectives.all_slice(x, lax_collectives.along(x, slice_axis, grid.refs(axes)), grid.mesh)
+    return data_movement.all_slice(x, chunks.along(x, slice_axis, grid.refs(axes)), grid.mesh)
 
 
 @op
@@ -49,7 +49,7 @@ def all_to_all(grid: Grid, x: jax.Array, axes: AxisIndices, split_axis: int, con
     piece_size(grid, x, split_axis, axes)
     if not axes:
         return x
-    return lax_collectives.all_to_all(x, [(grid.refs(axes), concat_axis, split_axis)], grid.mesh)
+    return data_movement.all_to_all(x, [(grid.refs(axes), concat_axis, split_axis)], grid.mesh)
 
 
 @op
@@ -60,7 +60,7 @@ def broadcast(grid: Grid, x: jax.Array, axes: AxisIndices, root: Sequence[Coordi
     """
     check_axes(grid, axes)
     check_device(grid, axes, root, "root")
-    return lax_collectives.all_reduce(only_on(grid, axes, root, x), grid.refs(axes), "sum", grid.mesh)
+    return reductions.all_reduce(only_on(grid, axes, root, x), grid.refs(axes), "sum", grid.mesh)
 
 
 @op
@@ -69,7 +69,7 @@ def gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int, root: 
     check_axes(grid, axes)
     check_dimension(x, gather_axis, "gather_axis")
     check_device(grid, axes, root, "root")
-    joined = lax_collectives.all_gather(x, lax_collectives.along(x, gather_axis, grid.refs(axes)), grid.mesh)
+    joined = data_movement.all_gather(x, chunks.along(x, gather_axis, grid.refs(axes)), grid.mesh)
     return only_on(grid, axes, root, joined)
 
 
@@ -88,7 +88,7 @@ def scatter(grid: Grid, x: jax.Array, axes: AxisIndices, scatter_axis: int, root
     group = grid.group_size(axes)
     pieces = x.reshape(*x.shape[:scatter_axis], group, piece, *x.shape[scatter_axis + 1 :])
     pieces = jnp.moveaxis(pieces, scatter_axis, 0)
-    received = lax_collectives.all_to_all(pieces, [(grid.refs(axes), 0, 0)], grid.mesh)
+    received = data_movement.all_to_all(pieces, [(grid.refs(axes), 0, 0)], grid.mesh)
     return entry(received, group_device(grid, axes, root))
 
 

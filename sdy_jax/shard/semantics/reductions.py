@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks, reductions
 from sdy_jax.lowering.emission.re_emission import mlir_name
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -69,7 +69,7 @@ def reduce_scatter(
     check_axes(grid, axes)
     check_dimension(x, scatter_axis, "scatter_axis")
     piece_size(grid, x, scatter_axis, axes)
-    return combined_pieces(grid, x, lax_collectives.along(x, scatter_axis, grid.refs(axes)), reduction, dtype)
+    return combined_pieces(grid, x, chunks.along(x, scatter_axis, grid.refs(axes)), reduction, dtype)
 
 
 def combined(grid: Grid, x: jax.Array, axes: tuple[AxisRef, ...], reduction: str, dtype: Any = None) -> jax.Array:
@@ -78,15 +78,15 @@ def combined(grid: Grid, x: jax.Array, axes: tuple[AxisRef, ...], reduction: str
     kind = KINDS[reduction]
     if kind in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
         return _extreme(x, axes, kind, grid.mesh)
-    return _finished(lax_collectives.all_reduce(x, axes, kind, grid.mesh), reduction, axes_size(axes, grid.mesh.mesh))
+    return _finished(reductions.all_reduce(x, axes, kind, grid.mesh), reduction, axes_size(axes, grid.mesh.mesh))
 
 
 def combined_pieces(
-    grid: Grid, x: jax.Array, axes_per_dim: lax_collectives.AxesPerDim, reduction: str, dtype: Any = None
+    grid: Grid, x: jax.Array, axes_per_dim: chunks.AxesPerDim, reduction: str, dtype: Any = None
 ) -> jax.Array:
     """`reduce_scatter` without the checks: the axes of each dimension must divide it."""
     x = converted(x, reduction, dtype)
-    pieces = lax_collectives.reduce_scatter(x, axes_per_dim, KINDS[reduction], grid.mesh)
+    pieces = reductions.reduce_scatter(x, axes_per_dim, KINDS[reduction], grid.mesh)
     return _finished(pieces, reduction, axes_size(chain.from_iterable(axes_per_dim), grid.mesh.mesh))
 
 
@@ -130,7 +130,7 @@ def _finished(x: jax.Array, reduction: str, group: int) -> jax.Array:
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def _extreme(x: jax.Array, axes: tuple[AxisRef, ...], kind: str, mesh: RefinedMesh) -> jax.Array:
     """The maximum or minimum over the group, of floats. Its derivative is our own: jax has none of this collective."""
-    return lax_collectives.all_reduce(x, axes, kind, mesh)
+    return reductions.all_reduce(x, axes, kind, mesh)
 
 
 @_extreme.defjvp
@@ -145,5 +145,5 @@ def _extreme_jvp(
     (x,), (tangent,) = primals, tangents
     found = _extreme(x, axes, kind, mesh)
     chosen = (x == found).astype(x.dtype)
-    count = lax_collectives.all_reduce(chosen, axes, "sum", mesh)
-    return found, lax_collectives.all_reduce(chosen / count * tangent, axes, "sum", mesh)
+    count = reductions.all_reduce(chosen, axes, "sum", mesh)
+    return found, reductions.all_reduce(chosen / count * tangent, axes, "sum", mesh)

@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import chunks, data_movement, lax_collectives
 from sdy_jax.lowering.reshard.plan import Collective
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -98,7 +98,7 @@ class Join:
 
     def run(self, grid: Grid, x: jax.Array) -> jax.Array:
         before = self.before
-        blocks = lax_collectives.all_gather(x, lax_collectives.along(x, self.dim, grid.refs(before.axes)), grid.mesh)
+        blocks = data_movement.all_gather(x, chunks.along(x, self.dim, grid.refs(before.axes)), grid.mesh)
         rows = [i * before.core + r for i, length in enumerate(before.lengths) for r in range(length)]
         return jnp.take(blocks, np.array(rows, np.int32), axis=self.dim)
 
@@ -117,7 +117,7 @@ class Average:
         refs = grid.refs(self.axes)
         if self.dim is None:
             return combined(grid, x, refs, "average")
-        return combined_pieces(grid, x, lax_collectives.along(x, self.dim, refs), "average")
+        return combined_pieces(grid, x, chunks.along(x, self.dim, refs), "average")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Exchange:
             case "reduce_scatter":
                 return combined_pieces(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
             case "collective_permute":
-                return lax_collectives.collective_permute(x, self.before, done.result, self._used(mesh))
+                return data_movement.collective_permute(x, self.before, done.result, self._used(mesh))
             case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
                 return x  # copies are terms
         return lax_collectives.run_collective(done.op, x, done.reduction, mesh)
@@ -237,6 +237,6 @@ def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:
 
 def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[LocalStep]:
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
-    steps = plan_reshard(tuple(shape), 1, source, target, mesh, whole_axes=True, strips=False).steps
+    steps = Reshards(mesh, whole_axes=True, strips=False).plan(tuple(shape), 1, source, target).steps
     starts = [source, *(step.result for step in steps)]
     return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]

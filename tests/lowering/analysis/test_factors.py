@@ -9,10 +9,12 @@ from sdy_jax.lowering.analysis.factors import (
     dividing_prefix,
     factor_axes,
     is_contiguous,
+    split_factors,
 )
 from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule_text import parse_rule
+from sdy_jax.representation.sharding import TensorSharding
 
 MESH = Mesh.of(x=4, y=2, t=3)
 
@@ -63,3 +65,13 @@ def test_a_minor_factor_gets_nothing_while_its_major_neighbour_is_not_full():
     assert factor_axes([axes('"y"')], rule.operand_mappings[0], rule.factor_sizes, MESH) == {0: axes('"y"'), 1: ()}
     assert is_contiguous((axes('"x"'), axes('"y"')), rule, MESH)
     assert not is_contiguous((axes('"y"'), axes('"x"')), rule, MESH)
+
+
+def test_a_factor_is_split_as_the_tensor_in_most_shards_has_it():
+    """What has no sharding, or that of another rank, says nothing; nor do factors that are whole everywhere."""
+    rule = parse_rule("([i, k], [k, j])->([i, j]) {i=8, j=8, k=8}")
+    lhs, out = (TensorSharding.closed("m", [axes(a), axes(b)]) for a, b in (('"x"', '"y"'), ('"x" "t"', "")))
+    found = split_factors(rule, [lhs, None, out], MESH)
+    assert found == {0: axes('"x" "t"'), 2: axes('"y"')}
+    assert split_factors(rule, [out, None, lhs], MESH)[0] == axes('"x" "t"')
+    assert split_factors(rule, [TensorSharding.closed("m", [()]), None, None], MESH) == {}

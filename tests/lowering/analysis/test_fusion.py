@@ -1,7 +1,7 @@
 """What ops read from memory where a compiler fuses what computes element by element."""
 
 import pytest
-from test_live_bytes import X, elementwise, main, product
+from op_texts import X, elementwise, main, product
 
 from sdy_jax.lowering.analysis.fusion import Touches
 from sdy_jax.lowering.targets.compiler import Fusion

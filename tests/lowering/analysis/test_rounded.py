@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from machine_models import planned_for, small_costs
+from op_texts import X, elementwise, main, product
 from partitioned_ops import LINE
-from test_live_bytes import X, elementwise, main, product
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.collectives import lax_collectives as c
+from sdy_jax.lowering.collectives import data_movement, reductions
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
@@ -106,18 +106,18 @@ def test_what_is_moved_there_and_back_or_by_another_way_is_the_same(name, seed):
     there = [moved if d == target else () for d in range(3)]
 
     def program(split, whole):
-        gathered = c.all_gather(split, given, refined)
-        by_one = c.all_to_all(split, [(moved, source, target)], refined) if moved else split
-        by_two = c.all_slice(c.all_gather(split, only, refined), there, refined)
-        terms = c.sharded_to_unreduced(split, given, "sum", refined)
-        lone = c.replicated_to_unreduced(whole, case.free, "sum", refined)
+        gathered = data_movement.all_gather(split, given, refined)
+        by_one = data_movement.all_to_all(split, [(moved, source, target)], refined) if moved else split
+        by_two = data_movement.all_slice(data_movement.all_gather(split, only, refined), there, refined)
+        terms = reductions.sharded_to_unreduced(split, given, "sum", refined)
+        lone = reductions.replicated_to_unreduced(whole, case.free, "sum", refined)
         return [
-            (c.all_slice(gathered, given, refined), split),
-            (c.all_gather(c.all_slice(whole, given, refined), given, refined), whole),
+            (data_movement.all_slice(gathered, given, refined), split),
+            (data_movement.all_gather(data_movement.all_slice(whole, given, refined), given, refined), whole),
             (by_one, by_two),
             (gathered, whole),
-            (c.all_reduce(terms, case.flat(given), "sum", refined), gathered),
-            (c.all_reduce(lone, case.free, "sum", refined), whole),
+            (reductions.all_reduce(terms, case.flat(given), "sum", refined), gathered),
+            (reductions.all_reduce(lone, case.free, "sum", refined), whole),
         ]
 
     x = numbers(case.shape, seed)
@@ -133,9 +133,10 @@ def test_what_is_scattered_is_a_slice_of_what_is_reduced_everywhere(name, seed):
 
     def program(x, small):
         values = [(kind, small if kind == "product" else x) for kind in REDUCTION_KINDS]
-        scattered = [c.reduce_scatter(v, given, kind, case.refined) for kind, v in values]
+        scattered = [reductions.reduce_scatter(v, given, kind, case.refined) for kind, v in values]
         return scattered, [
-            c.all_slice(c.all_reduce(v, flat, kind, case.refined), given, case.refined) for kind, v in values
+            data_movement.all_slice(reductions.all_reduce(v, flat, kind, case.refined), given, case.refined)
+            for kind, v in values
         ]
 
     # Any terms: every device has its own.
@@ -161,8 +162,8 @@ def test_a_permutation_after_another_is_one_permutation(name, seed):
     first, second, third = shuffled(), shuffled(), shuffled()
 
     def program(x):
-        middle = c.collective_permute(x, first, second, case.refined)
-        return c.collective_permute(middle, second, third, case.refined), c.collective_permute(
+        middle = data_movement.collective_permute(x, first, second, case.refined)
+        return data_movement.collective_permute(middle, second, third, case.refined), data_movement.collective_permute(
             x, first, third, case.refined
         )
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from memory_programs import FIRST, PROGRAMS, drawn, size_of, specs, step_of, transformer
 from partitioned_ops import LINE, PLANE
-from test_within_memory import FIRST, PROGRAMS, drawn, size_of, specs, step_of, transformer
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
-from test_whole_program import Program, shapes, step
+from planned_steps import Program, shapes, step
 
 import sdy_jax as sdy
 

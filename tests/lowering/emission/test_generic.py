@@ -43,7 +43,7 @@ def find(graph: Graph, name: str) -> Op:
 
 
 def whole(op: Op) -> LocalOp:
-    return LocalOp(op, RefinedMesh.of(Mesh(())), (None,) * len(op.operands), (None,) * len(op.results), lambda b, a: [])
+    return LocalOp(op, RefinedMesh.of(Mesh(())), (None,) * len(op.operands), (None,) * len(op.results), None)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_op_runs_on_local_shapes_inside_shard_map() -> None:
     mesh = RefinedMesh.of(Mesh((MeshAxis("x", 2), MeshAxis("y", 4))))
     op = find(graph_of(lambda x: lax.sort(x, 1), X), "stablehlo.sort")
     rows = TensorSharding.closed("mesh", [[AxisRef("y"), AxisRef("x")], []])
-    local = LocalOp(op, mesh, (rows,), (rows,), lambda b, a: [])
+    local = LocalOp(op, mesh, (rows,), (rows,), None)
     spec = mesh.spec(rows)
     run = jax.shard_map(
         lambda x: re_emit(local, x)[0], mesh=mesh.to_jax(devices), in_specs=spec, out_specs=spec, check_vma=False

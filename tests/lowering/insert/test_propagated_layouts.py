@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
-from test_random_numbers import check as check_texts
-from test_random_programs import check
-from test_whole_program import PROGRAMS, shapes
+from planned_steps import PROGRAMS, shapes
+from random_functions import check
+from random_texts import check as check_texts
 
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main

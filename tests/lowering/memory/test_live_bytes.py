@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from op_texts import X, elementwise, main, product
 from partitioned_ops import LINE
-from sharding_dump import parse
 from workloads import MESHES, fsdp, mlp, moe, sequence_parallel, train
 
 import sdy_jax as sdy
@@ -20,26 +20,6 @@ from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.targets.tpu import TPU
 
 KIB = 1024.0
-X = "tensor<16x16xf32>"
-"""One KiB."""
-
-
-def main(body, arguments=f"%x: {X}", results=X):
-    return Graph(
-        parse(f"""
-        sdy.mesh @mesh = <["a"=4, "b"=2]>
-        func.func @main({arguments}) -> ({results}) {{
-        {body}
-        }}""").operation
-    )
-
-
-def product(result, left, right):
-    return f"%{result} = stablehlo.dot_general %{left}, %{right}, contracting_dims = [1] x [0] : ({X}, {X}) -> {X}\n"
-
-
-def elementwise(result, op, *operands):
-    return f"%{result} = stablehlo.{op} {', '.join(f'%{o}' for o in operands)} : {X}\n"
 
 
 ON_TPUS = Target(TPU)

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
-from test_totals import agreed
+from wire_totals import agreed
 
 import sdy_jax as sdy
 from sdy_jax.lowering.candidates import tensor_views

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,7 +314,7 @@ print(RoutePrices("m", CUBE, COSTS).matrix((8, 16), 4.0, given, given).tobytes()
 
 @pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_every_process_finds_the_same():
-    paths = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
+    paths = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT), str(Path(__file__).parent)])
     texts = {
         subprocess.run(
             [sys.executable, "-c", _CHILD],

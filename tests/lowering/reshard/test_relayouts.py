@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import PLANE, setting
+from partitioning_oracle import ours
+from relayout_programs import RELAYOUTS, TWO, XY, relaid
+from reshard_cases import random_sharding
 from reshard_simulator import Simulator
-from test_partitioning_passes import ours
-from test_resharding import random_sharding
-from test_stages import assert_stages_run
-from test_uneven import PARTITIONED, assert_close, split
+from stages import assert_stages_run
+from uneven_blocks import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import Reshards, plan_reshard
 from sdy_jax.lowering.strips.relayout import Relaid, is_relaid, relayout, sent
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -128,39 +129,12 @@ def test_random_reshards_of_uneven_dimensions_arrive(sizes, unreduced):
         plan = plan_reshard(shape, 4, source, target, mesh)
         kinds |= {step.kind for step in plan.steps}
         Simulator(shape, source, mesh).run(plan).assert_is(target)
-        without = plan_reshard(shape, 4, source, target, mesh, strips=False)
+        without = Reshards(mesh, strips=False).plan(shape, 4, source, target)
         assert target.unreduced_axes or plan.cost <= without.cost + 1e-9
     assert "reshard" in kinds
 
 
-XY, YX = ("x", "y"), ("y", "x")
-TWO = {
-    "axes to the other dimension": ((65, 33), (XY, None), ("x", "y"), 30 * 9),
-    "axes from the other dimension": ((65, 33), ("x", "y"), (XY, None), 30 * 9),
-    "both uneven, another order": ((65, 33), (XY, None), ("y", "x"), 22 * 17),
-    "the other one is even": ((13, 16), (XY, None), ("x", "y"), 7 * 4),
-}
-RELAYOUTS = {
-    "8 blocks to 2": (65, (XY,), ("x",), 30),
-    "2 blocks to 8": (65, ("x",), (XY,), 3),
-    "4 blocks to 8": (65, ("y",), (YX,), 3),
-    "8 blocks to 4, the minor axis": (13, (XY,), ("y",), 4),
-    "few rows, 8 blocks to 2": (5, (XY,), ("x",), 4),
-    "few rows, 2 blocks to 8": (5, ("x",), (XY,), 1),
-    "two axes": (65, ("x",), ("y",), 17),
-    "to another order": (65, ("x",), (YX,), 9),
-}
 WIDTH = 5
-
-
-def relaid(source, target, mesh=PLANE):
-    def function(x):
-        made = split(jnp.abs(x), *source, mesh=mesh)
-        made = split(made * made.sum(0), *source, mesh=mesh)
-        used = split(made, *target, mesh=mesh)
-        return made.max(0), (used * used.max(0)).sum(0)
-
-    return function
 
 
 def run(function, x, spec, mesh=PLANE):

@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
+from compiled_reshards import wire_bytes
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from reshard_cases import mesh_of, random_sharding, sharding
 from reshard_simulator import Simulator
 from sdy_oracle import run_passes
-from test_resharding import mesh_of, random_sharding, sharding
-from test_resharding_oracle import wire_bytes
 
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard import solution as resharding

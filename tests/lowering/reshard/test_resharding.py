@@ -2,34 +2,18 @@
 
 import math
 import random
-import re
 from dataclasses import replace
 
 import pytest
+from reshard_cases import axes, mesh_of, random_sharding, sharding
 from reshard_simulator import Simulator
 
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard import solution as resharding
 from sdy_jax.lowering.reshard.bound import least_time
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
-
-
-def axes(text):
-    found = re.findall(r"(\w+)(?::\((\d+)\)(\d+))?", text)
-    return tuple(AxisRef.sub(n, int(p), int(s)) if p else AxisRef(n) for n, p, s in found)
-
-
-def sharding(text):
-    """`[{x,y},{}] U={z}`."""
-    dims, _, unreduced = text.partition("U=")
-    return TensorSharding.closed("m", [axes(d) for d in re.findall(r"\{([^}]*)\}", dims)], axes(unreduced))
-
-
-def mesh_of(text):
-    return Mesh.of(**{name: int(size) for name, size in (item.split("=") for item in text.split())})
-
 
 TABLE = [  # shape, mesh, source, target, bytes per device (f32)
     ("16x8", "x=2 y=2 z=2", "[{x},{}]", "[{},{}]", 256),
@@ -86,36 +70,6 @@ def test_table_of_worked_examples(shape, mesh, source, target, wire):
     assert plan.steps[-1].result == target
     if math.prod(shape) <= 4096:
         Simulator(shape, source, mesh).run(plan).assert_is(target)
-
-
-def pieces(mesh, rng):
-    for axis in mesh.axes:
-        if axis.size == 4 and rng.random() < 0.5:
-            yield AxisRef.sub(axis.name, 1, 2)
-            yield AxisRef.sub(axis.name, 2, 2)
-        else:
-            yield AxisRef(axis.name)
-
-
-def joined(refs, mesh):
-    made = []
-    for ref in refs:
-        if made and made[-1].name == ref.name and made[-1].next_pre_size(mesh) == ref.pre_size:
-            ref = AxisRef.canonical(ref.name, made[-1].pre_size, made.pop().size(mesh) * ref.size(mesh), mesh)
-        made.append(ref)
-    return tuple(made)
-
-
-def random_sharding(mesh, rank, rng, unreduced):
-    dims, open_axes, refs = [[] for _ in range(rank)], [], list(pieces(mesh, rng))
-    rng.shuffle(refs)
-    for ref in refs:
-        if rng.random() < unreduced:
-            open_axes.append(ref)
-        elif rng.random() < 0.7:
-            dims[rng.randrange(rank)].append(ref)
-    open_axes.sort(key=lambda a: (mesh.positions[a.name], a.pre_size))
-    return TensorSharding.closed("m", [joined(d, mesh) for d in dims], joined(open_axes, mesh))
 
 
 @pytest.mark.parametrize("unreduced", [(0, 0), (0.4, 0), (0, 0.4), (0.3, 0.3)])

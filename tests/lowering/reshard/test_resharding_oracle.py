@@ -5,19 +5,15 @@ import os
 import random
 
 import pytest
+from compiled_reshards import wire_bytes
 from jax.extend.mlir import ir, passmanager
 from jax.interpreters import mlir
+from reshard_cases import mesh_of, random_sharding, sharding
 from reshard_simulator import Simulator
-from test_resharding import mesh_of, random_sharding, sharding
 
-from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.representation.attributes import sharding_from_attribute
-from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import collective_from_attributes
 
 MESHES = ("x=8", "x=2 y=4", "x=4 y=2", "x=2 y=2 z=2", "x=2 y=3", "x=4 y=4", "x=2 y=2 z=2 w=2", "x=6 y=2")
-COSTS = CostModel()
 SEED = int(os.environ.get("SDY_JAX_SEED", random.SystemRandom().randrange(1 << 30)))
 
 
@@ -63,22 +59,6 @@ def oracle_bytes(cases):
             sum(wire_bytes(op.operation, case) for op in function.regions[0].blocks[0].operations)
             for function, case in zip(functions, cases, strict=True)
         ]
-
-
-def wire_bytes(op, case):
-    mesh, shape, source, _ = case
-    kind = op.name.removeprefix("sdy.")
-    if not op.name.startswith("sdy."):
-        return 0
-    axes = collective_from_attributes(kind, op.attributes).all_axes
-    group = mesh.size if kind == "collective_permute" else axes_size(axes, mesh)
-    producer = op.operands[0].owner
-    ends = (source if isinstance(producer, ir.Block) else out_sharding(producer), out_sharding(op))
-    return COSTS.wire_bytes(kind, group, *(math.prod(s.local_shape(shape, mesh)) * 4 for s in ends))
-
-
-def out_sharding(op):
-    return sharding_from_attribute(op.attributes["out_sharding"])
 
 
 def compare(seed, count):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
-from test_whole_program import stacked
+from planned_steps import stacked
 
 import sdy_jax as sdy
 from sdy_jax.plan.hlo import collectives_in_hlo, totals

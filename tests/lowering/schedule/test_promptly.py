@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradient_programs import ROUNDED, late  # noqa: F401 - a fixture
 from jax.sharding import PartitionSpec as P
-from machine_models import plan_for_order
 from partitioned_ops import LINE
 from sharding_dump import parse
 
@@ -16,7 +16,6 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.schedule import gradient_order
 from sdy_jax.lowering.schedule.gradient_order import order_gradients
-from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.testing import assert_same
 
 LONG, SQUARE = "tensor<96x8xf32>", "tensor<8x8xf32>"
@@ -65,7 +64,6 @@ def waits(body, results, width=8, rows=96, weight="", memory=0.0):
     return [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
 
 
-ROUNDED = Arrays(rounded=2)
 STEP = product("h", "x", "w", "step") + tanh("t", "h")
 
 
@@ -133,12 +131,6 @@ def test_arguments_are_no_reason_to_wait():
     assert awaited(body, ["g", "r"]) == []
 
 
-@pytest.fixture
-def late(monkeypatch):
-    """Programs are for compilers that put ops off."""
-    plan_for_order(monkeypatch, ROUNDED, runs_late=True)
-
-
 def loss(weights, x):
     for weight in weights:
         x = jnp.tanh(x @ weight)
@@ -152,7 +144,7 @@ def step(weights, x):
 
 @pytest.mark.parametrize("layouts", ("local", "global"))
 @pytest.mark.parametrize("spec", (P(), P("x"), P(None, "x")))
-def test_the_numbers_are_the_plain_functions(late, spec, layouts):
+def test_the_numbers_are_the_plain_functions(late, spec, layouts):  # noqa: F811
     rng = np.random.default_rng(0)
     weights = [jnp.asarray(rng.normal(0, 0.3, (16, 16)), jnp.float32) for _ in range(3)]
     x = jnp.asarray(rng.normal(size=(256, 16)), jnp.float32)
@@ -175,13 +167,13 @@ def convolved(weights, x):
     return jax.grad(loss)(weights)
 
 
-def test_parts_of_a_whole_argument_are_weights_as_well(late):
+def test_parts_of_a_whole_argument_are_weights_as_well(late):  # noqa: F811
     rng = np.random.default_rng(0)
     weights, x = rng.normal(size=(3, 4, 4, 3, 3)) / 6, rng.normal(size=(16, 4, 12, 4))
     assert_same(convolved, weights.astype(np.float32), x.astype(np.float32), mesh=LINE, in_shardings=(P(), P("x")))
 
 
-def test_gradients_without_elements_are_always_there(late):
+def test_gradients_without_elements_are_always_there(late):  # noqa: F811
     def total(weights, empty, x):
         for weight in weights:
             x = jnp.tanh(x @ weight)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradient_programs import late  # noqa: F401 - a fixture
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
 from sharding_dump import parse
-from test_promptly import late  # noqa: F401 - a fixture
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph

@@ -1,13 +1,10 @@
 """Choices for small random programs beside the least that they can cost: optimal, and the solver's bound below it."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
+from drawn_functions import modelled
 from least_cost import by_trying_everything, least_cost
-from partitioned_ops import LINE, PLANE
-from test_whole_program import Program, shapes
 
 import sdy_jax as sdy
 from sdy_jax.lowering.solve import restriction
@@ -15,48 +12,8 @@ from sdy_jax.lowering.solve.improvement import improved
 from sdy_jax.lowering.solve.moves import everything
 from sdy_jax.lowering.solve.restriction import RestrictedProgram
 
-SPECS = {
-    "line": (P(), P("x"), P(None, "x")),
-    "plane": (
-        *(P(), P("x"), P(None, "x"), P("y"), P(None, "y"), P("x", "y"), P("y", "x")),
-        *(P(("x", "y")), P(None, ("x", "y"))),
-    ),
-}
-MATRICES = shapes((16, 16), (16, 16), (16, 16))
 OPS = {"line": 8, "plane": 5}
 """Per mesh, the most ops of a program."""
-
-
-def drawn_function(seed, ops):
-    """A function of random products, sums and transposes of three matrices of 16x16."""
-    rng = np.random.default_rng(seed)
-    steps = [(str(rng.choice(["@", "@", "+", "*", "tanh", "T", "sum"])), *rng.integers(0, 100, 2)) for _ in range(ops)]
-
-    def function(*args):
-        values = list(args)
-        for name, i, j in steps:
-            a, b = values[-1 - i % min(3, len(values))], values[j % len(values)]
-            values.append(
-                {
-                    "@": lambda a=a, b=b: a @ b,
-                    "+": lambda a=a, b=b: a + b,
-                    "*": lambda a=a, b=b: a * b,
-                    "tanh": lambda a=a: jnp.tanh(a),
-                    "T": lambda a=a: a.T,
-                    "sum": lambda a=a: jnp.broadcast_to(a.sum(0), a.shape),
-                }[name]()
-            )
-        return values[-1]
-
-    return function
-
-
-def modelled(name, seed, ops, costs=None):
-    """A random program in random layouts on a mesh, with its model."""
-    specs = np.random.default_rng([seed, 1]).integers(0, len(SPECS[name]), 3)
-    in_shardings = tuple(SPECS[name][k] for k in specs)
-    mesh = {"line": LINE, "plane": PLANE}[name]
-    return Program(drawn_function(seed, ops), MATRICES, mesh, in_shardings, costs=costs)
 
 
 class Result:

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, PLANE, check
 from random_programs.tensors import Case, Tensor
-from test_rules import assert_same_rules, function_of, our_rule
+from rule_oracle import assert_same_rules, function_of, our_rule
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE, check
-from test_reshapes import run
-from test_uneven import split
+from reshape_programs import run
+from uneven_blocks import split
 
 RNG = np.random.default_rng(1)
 

@@ -13,7 +13,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives import data_movement
 from sdy_jax.lowering.collectives.data_movement import permutation_pairs
 from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, groups_of_axes, spans
 from sdy_jax.lowering.costs.cost_model import CostModel
@@ -470,13 +470,13 @@ def test_a_permutation_sends_nothing_along_manual_axes():
 
 def test_permutations_inside_are_told_the_manual_axes(mesh_xyz, monkeypatch):
     seen = []
-    plain = lax_collectives.collective_permute
+    plain = data_movement.collective_permute
 
     def recording(x, source, target, mesh):
         seen.append((str(source), str(target)))
         return plain(x, source, target, mesh)
 
-    monkeypatch.setattr(lax_collectives, "collective_permute", recording)
+    monkeypatch.setattr(data_movement, "collective_permute", recording)
 
     def on_blocks(x):
         mesh = jax.sharding.get_abstract_mesh()

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agreement import agreed, check_inside, rarely, split
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE
-from test_orders import agreed, check_inside, rarely, split
-from test_uneven import normal
+from uneven_blocks import normal
 
 from sdy_jax.lowering.strategies.transform_steps import Problem, moved, schedule, schedules
 

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, op
 from random_programs.windows import SCATTERED, random_convolution, random_pool, random_select_and_scatter
-from test_totals import OPTIONS
-from test_uneven import PARTITIONED, assert_close, split
+from uneven_blocks import PARTITIONED, assert_close, split
+from wire_totals import OPTIONS
 
 import sdy_jax as sdy
 from sdy_jax.lowering.costs.cost_model import CostModel

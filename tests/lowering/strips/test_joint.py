@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_strips import FILL, run, split
+from strip_runs import FILL, run, split
 
 from sdy_jax.lowering.strips.joint_fetch import joint_fetch
 from sdy_jax.lowering.strips.strip_plan import Source

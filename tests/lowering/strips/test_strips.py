@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from strip_runs import FILL, padded, run, split
 
 from sdy_jax.errors import InternalError
 from sdy_jax.lowering.strips.rounds import edge_colours
@@ -26,50 +27,9 @@ from sdy_jax.lowering.strips.wants import (
     roll_plan,
     slice_plan,
 )
-from sdy_jax.lowering.strips.window_reads import Window, contracted_reads, scattered_reads, window_plan, window_reads
+from sdy_jax.lowering.strips.window_reads import Window, contracted_reads, scattered_reads, window_reads
 
-FILL = -7.0
 SHARDS = (2, 3, 4, 8)
-
-
-def split(x, shards, block=None):
-    """The blocks of a dimension; NaN in the padding."""
-    block = block_length(len(x), shards) if block is None else block
-    padded = np.full(block * shards, np.nan)
-    padded[: len(x)] = x
-    return list(padded.reshape(shards, block))
-
-
-def run(plan, operands, shards):
-    """The result blocks, by a model of ppermute: whoever receives nothing gets zeros."""
-    out = [np.full(plan.length, FILL) for _ in range(shards)]
-    for strips in (*plan.copies, *plan.rounds):
-        receivers = collections.Counter(t for _, t in strips.pairs)
-        senders = collections.Counter(u for u, _ in strips.pairs)
-        assert max(receivers.values()) == max(senders.values()) == 1
-        received = [np.zeros(strips.length) for _ in range(shards)]
-        for u, t in strips.pairs:
-            strip = operands[strips.operands[u]][u][strips.offsets[u] :][: strips.length]
-            received[t][: len(strip)] = strip
-        for t in range(shards):
-            n = strips.lengths[t]
-            out[t][strips.starts[t] :][:n] = received[t][:n]
-    check_counts(plan, shards)
-    return out
-
-
-def check_counts(plan, shards):
-    """No device sends to itself by a round; every round has at least one pair, and a longest strip that is full."""
-    degrees = collections.Counter()
-    for strips in plan.rounds:
-        degrees.update([("sender", u) for u, _ in strips.pairs] + [("receiver", t) for _, t in strips.pairs])
-        assert all(u != t for u, t in strips.pairs)
-    for strips in (*plan.copies, *plan.rounds):
-        assert {t for t, n in enumerate(strips.lengths) if n} == {t for _, t in strips.pairs}
-        assert max(strips.lengths) == strips.length
-    assert all(u == t for strips in plan.copies for u, t in strips.pairs)
-    assert len(plan.rounds) == max(degrees.values(), default=0)
-    assert plan.wire_elements == sum(max(strips.lengths) for strips in plan.rounds)
 
 
 def joined(blocks, size):
@@ -163,14 +123,6 @@ def test_reshapes_between_blocks_of_any_dimensions(before, after, shards):
         for block, own in zip(found, blocks_of(x.reshape(after), m, shards), strict=True):
             rows = own.reshape(target.major, own.size // target.major)
             np.testing.assert_array_equal(block.reshape(target.major, part)[:, : rows.shape[1]], rows)
-
-
-def padded(x, low, high, dilation):
-    """`lax.pad` in numpy."""
-    spread = np.full((len(x) - 1) * dilation + 1, FILL)
-    spread[::dilation] = x
-    out = np.concatenate([np.full(max(low, 0), FILL), spread, np.full(max(high, 0), FILL)])
-    return out[max(-low, 0) : len(out) - max(-high, 0)]
 
 
 def windows_of(x, window):
@@ -280,16 +232,6 @@ def test_pads_are_windows_of_one_element(shards):
             fetched = run(reads.plan, [split(x, shards)], shards)
             read = [cut_for_windows(y, phase, reads) for y, phase in zip(fetched, reads.phases, strict=True)]
             np.testing.assert_array_equal(joined(read, len(expected)), expected)
-
-
-def test_windows_from_any_index_overlap_and_reach_outside():
-    x = np.arange(10.0)
-    lows = [-20, -3, 0, 9]
-    blocks = run(window_plan(10, 4, lows, [low + 12 for low in lows]), [split(x, 4)], 4)
-    for low, block in zip(lows, blocks, strict=True):
-        index = np.arange(low, low + 12)
-        inside = (index >= 0) & (index < 10)
-        np.testing.assert_array_equal(block, np.where(inside, x[index.clip(0, 9)], FILL))
 
 
 def test_pieces_without_an_operand_are_fill():

@@ -1,45 +1,21 @@
 """Dimensions that do not divide: values lie in padded blocks, and nothing that is seen depends on the padding."""
 
-from contextvars import ContextVar
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, setting
+from uneven_blocks import PARTITIONED, assert_close, normal, split
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.lowering.strategies import shards
 
-PARTITIONED = ContextVar("PARTITIONED", default=False)
-
-
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
-
-
-def normal(*shape):
-    return jax.random.normal(jax.random.key(sum(shape)), shape)
 
 
 def integers(*shape):
     return jax.random.randint(jax.random.key(sum(shape)), shape, -50, 50)
-
-
-def split(x, *spec, mesh=LINE):
-    """Constrains an array inside a partitioned function; the plain function that it is compared with has no mesh."""
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec))) if PARTITIONED.get() else x
-
-
-def assert_close(found, wanted, rtol=2e-5, atol=0.0):
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            np.testing.assert_allclose(x, y, rtol, atol + rtol * np.abs(y).max())
-        else:
-            np.testing.assert_array_equal(x, y)
 
 
 def check(function, x, **options):
@@ -151,7 +127,7 @@ def test_padding_is_counted_per_device():
 def test_uneven_axes_can_be_refused():
     with setting(PARTITIONED, True):
         with pytest.raises(
-            ShardingError, match=r"test_uneven.py:\d+.* 8 does not divide 65; .* To fix: pad it to 72, or"
+            ShardingError, match=r"uneven_blocks.py:\d+.* 8 does not divide 65; .* To fix: pad it to 72, or"
         ):
             sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(65, 4))
         with pytest.raises(ShardingError, match=r"dim 0 of `x`, f32\[65@x,4\], cannot be split"):

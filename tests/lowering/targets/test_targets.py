@@ -12,6 +12,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
+from sdy_jax.lowering.collectives.compiler_forms import not_before
 from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Order
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.family import Arrays, Family
@@ -20,7 +21,7 @@ from sdy_jax.lowering.targets.registry import FAMILIES, device_memory, family_of
 from sdy_jax.lowering.targets.target import Target, forms_for
 from sdy_jax.lowering.targets.tiles import Copies, Tiles
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.runtime.forms import Forms
+from sdy_jax.runtime.forms import Forms, OpForms
 
 KIB = 1024
 
@@ -74,6 +75,21 @@ def test_a_new_accelerator_is_one_family(abacus):
     assert costs.copies == Copies(3e-12) and costs.unit == "seconds"
     assert sdy.CostModel.of_platform("abacus").rounds == 1 / 4
     assert Options().policy(mesh).combine.kinds == {"all_gather"}
+
+
+def test_a_form_is_taken_by_all_whose_compiler_takes_it_best(monkeypatch):
+    """The families are asked when a program is traced; which of them it is for, when it is lowered."""
+    x = jnp.ones(4)
+    (known,) = branches_of(lambda y: not_before(y, y, otherwise=jnp.add), x)
+    monkeypatch.setattr("sdy_jax.lowering.targets.registry.FAMILIES", FAMILIES.copy())
+    register(Family("slate", forms=Forms(OpForms(barriers_last=True))))
+    (now,) = branches_of(lambda y: not_before(y, y, otherwise=jnp.add), x)
+    assert known == (("tpu",), None) and now == (("tpu", "slate"), None)
+
+
+def branches_of(f, x):
+    equations = jax.make_jaxpr(f)(x).eqns
+    return [each.params["branches_platforms"] for each in equations if "branches_platforms" in each.params]
 
 
 def test_one_that_is_described_is_known_by_its_kind(abacus):

@@ -1,78 +1,27 @@
 """Ops that look at the order of elements along a split dimension: scans, sorts, candidates, extremes."""
 
-from contextvars import ContextVar
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agreement import agreed, check_inside, rarely, sorted_downwards, split
 from jax import lax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE, PLANE, op
-from test_uneven import normal
+from partitioned_ops import LINE, PLANE
+from uneven_blocks import normal
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives import lax_collectives
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.collectives import reductions
 from sdy_jax.lowering.strategies import cumulative
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same
-
-MERGING = "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner"
-
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 
-def rarely(*values):
-    """Cases that run with the slow tests only."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
 def integers(*shape, dtype=jnp.int32):
     return jax.random.randint(jax.random.key(sum(shape)), shape, -50, 50).astype(dtype)
-
-
-def assert_close(found, wanted, rtol=2e-5):
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        largest = jnp.abs(y).max(where=jnp.isfinite(y), initial=0) if jnp.issubdtype(y.dtype, jnp.inexact) else 0
-        np.testing.assert_allclose(x, y, rtol, float(rtol * largest))
-
-
-def agreed(function, *args, spec, out=None, mesh=LINE, layouts="global", **tolerances):
-    """Numbers are the plain function's, and what the plan says is sent is what the compiled program sends."""
-    options = {"compiler_options": {"xla_disable_hlo_passes": MERGING}, "on_unknown": "ignore", "layouts": layouts}
-    partitioned = sdy.partition(function, mesh=mesh, in_shardings=spec, out_shardings=out, **options)
-    assert_close(partitioned(*args), jax.jit(function)(*args), **tolerances)
-    plan = partitioned.plan(*args)
-    assert plan.wire_bytes == totals(collectives_in_hlo(partitioned.lower(*args).compile().as_text())).wire_bytes, plan
-    return plan
-
-
-MESH = ContextVar("MESH", default=None)
-
-
-def split(x, *spec):
-    """Constrains an array inside a partitioned function; the plain function that it is compared with has no mesh."""
-    return x if MESH.get() is None else lax.with_sharding_constraint(x, NamedSharding(MESH.get(), P(*spec)))
-
-
-def check_inside(function, *args, sent_by=None, mesh=LINE, layouts="global", **tolerances):
-    """The numbers of a function that splits its values itself, computed where every repeated operation is expensive.
-
-    `sent_by` is an op that communicates by itself.
-    """
-    options = {"costs": CostModel(flop=100.0), "on_unknown": "ignore", "layouts": layouts}
-    partitioned = sdy.partition(function, mesh=mesh, **options)
-    token = MESH.set(mesh)
-    plan, found = partitioned.plan(*args), partitioned(*args)
-    MESH.reset(token)
-    assert_close(found, jax.jit(lambda *xs: function(*xs))(*args), **tolerances)
-    assert sent_by is None or f" for {sent_by}" in str(plan.table("collectives")), plan
-    return plan
 
 
 SCAN = "stablehlo.reduce_window"
@@ -211,18 +160,6 @@ def test_orders_that_are_not_ascending():
     check_inside(lambda x: lax.sort((split(x, "x"), x * 2), dimension=0, is_stable=False), x, sent_by=SORT)
 
 
-def sorted_downwards(stable, count=1, type_="16xi32"):
-    names, element = "abc"[:count], type_.split("x")[-1]
-    arguments = ", ".join(f"%{side}{n}: tensor<{element}>" for n in range(count) for side in "xy")
-    types = ", ".join([f"tensor<{type_}>"] * count)
-    text = f""""stablehlo.sort"({", ".join(f"%{n}" for n in names)}) <{{dimension = 0 : i64, is_stable = {stable}}}> ({{
-      ^bb0({arguments}):
-        %r = stablehlo.compare GT, %x0, %y0 : (tensor<{element}>, tensor<{element}>) -> tensor<i1>
-        stablehlo.return %r : tensor<i1>
-    }}) : ({types}) -> ({types})"""
-    return op(text, *[type_] * count)
-
-
 @pytest.mark.parametrize("mesh", [LINE, PLANE], ids=["line", "plane"])
 def test_a_comparator_of_ones_own_compares_blocks(mesh):
     spec = P(mesh.axis_names[::-1])
@@ -284,7 +221,7 @@ def test_top_k_sends_candidates():
 @pytest.mark.parametrize("k", [2, 13, *rarely(1, 5)])
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32, *rarely(jnp.bfloat16)])
 def test_top_k_prefers_lower_indices(k, dtype):
-    x = jnp.stack([with_ties(13, dtype=dtype), jnp.full(13, lax_collectives.identity("max", dtype), dtype)])
+    x = jnp.stack([with_ties(13, dtype=dtype), jnp.full(13, reductions.identity("max", dtype), dtype)])
     check_inside(lambda x: lax.top_k(split(x, None, ("y", "x")), k), x, mesh=PLANE, sent_by=TOP_K)
 
 

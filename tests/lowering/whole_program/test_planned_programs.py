@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE
-from test_whole_program import Program
+from planned_steps import Program
 
 import sdy_jax as sdy
 from sdy_jax.lowering.solve.choices import Choices

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE
 from partitioned_text import partitioned
-from test_whole_program import Program, shapes
+from planned_steps import Program, shapes
 
 import sdy_jax as sdy
 from sdy_jax.lowering.interface.policy import Policy

@@ -14,17 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import CUBE, LINE, PLANE
+from partitioned_ops import LINE, PLANE
+from planned_steps import BATCH, LAYER, PROGRAMS, Program, shapes, stacked, step
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
-from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.model.model_builder import planning_problem
-from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.reshard.step_counts import steps_between
 from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.targets.compiler import Fusion
@@ -35,73 +31,11 @@ from sdy_jax.lowering.whole_program import layout_search, memory_search
 from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_search import programs_tried
-from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
-from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.use_times import place_uses
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
-
-
-class Program:
-    """A function of one mesh up to the model of its layouts."""
-
-    def __init__(self, function, args, mesh, in_shardings, out_shardings=None, costs=None, target=Target()):  # noqa: B008
-        f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs)
-        plan = f.plan(*args)
-        module = plan.stages["propagated"].clone().operation
-        self.costs = costs or sdy.CostModel.of_platform("cpu")
-        with module.context, ir.Location.unknown(module.context):
-            self.setting = Setting(plan.program.mesh_name, self.costs, target=target)
-            self.graph = prepared(module, self.setting)
-            self.proposed = self.walked()
-            self.proposal = self.proposed.proposal
-            atoms = self.proposal.layouts.atoms(self.proposal.mesh, {})
-            self.modelled = planning_problem(self.graph, self.proposal, self.setting, atoms)
-        self.model = self.modelled.model
-
-    def walked(self, plan=None):
-        copy = Graph(self.graph.module.clone().operation)
-        return PartitionedProgram(Partitioner(copy, self.setting, plan).run(), self.setting, plan)
-
-    def walked_by_plan(self):
-        module = self.graph.module
-        with module.context, ir.Location.unknown(module.context):
-            return self.walked(plan_of(self.modelled, best_choice(Choices(self.modelled))))
-
-    def walked_by_its_own_choices(self):
-        module = self.graph.module
-        with module.context, ir.Location.unknown(module.context):
-            return self.walked(plan_of(self.modelled, self.modelled.start))
-
-
-def shapes(*sizes):
-    return [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
-
-
-def step(weights, x, y):
-    def loss(weights):
-        h = x
-        for up, down in weights:
-            h = h + jax.nn.gelu(h @ up) @ down
-        return jnp.mean((h - y) ** 2)
-
-    value, gradients = jax.value_and_grad(loss)(weights)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
-
-
-def scanned(weights, x):
-    def loss(weights):
-        return jnp.sum(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)[0] ** 2)
-
-    return jax.grad(loss)(weights)
-
-
-def attention(x, q, k, v):
-    q, k, v = (jnp.einsum("bsd,dhe->bshe", x, w) for w in (q, k, v))
-    scores = jax.nn.softmax(jnp.einsum("bshe,bthe->bhst", q, k))
-    return jnp.einsum("bhst,bthe->bshe", scores, v)
 
 
 def looked_up(table, ids):
@@ -111,36 +45,7 @@ def looked_up(table, ids):
     return jax.grad(loss)(table)
 
 
-def block_step(layers, x, y):
-    """Descent on attention and a feed-forward network, per layer."""
-
-    def loss(layers):
-        h = x
-        for *heads, out, up, down in layers:
-            h = h + jnp.einsum("bshe,hed->bsd", attention(h, *heads), out)
-            h = h + jax.nn.gelu(h @ up) @ down
-        return jnp.mean((h - y) ** 2)
-
-    value, gradients = jax.value_and_grad(loss)(layers)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradients), value
-
-
 ROWS, COLUMNS = (AxisRef("x"),), (AxisRef("y"),)
-LAYER = shapes((64, 256), (256, 64))
-BATCH = shapes((32, 64), (32, 64))
-BLOCK = shapes(*[(32, 8, 4)] * 3, (8, 4, 32), (32, 128), (128, 32))
-SEQUENCES = shapes((8, 16, 32), (8, 16, 32))
-PROGRAMS = {
-    "data": (step, ([LAYER] * 2, *BATCH), (P(), P("x"), P("x")), LINE),
-    "fsdp": (step, ([LAYER] * 2, *BATCH), (P("x"), P("x"), P("x")), LINE),
-    "fsdp of the last": (step, ([LAYER] * 2, *BATCH), (P(None, "x"), P("x"), P("x")), LINE),
-    "weights of both": (step, ([LAYER] * 2, *BATCH), (P("x", "y"), P("x"), P("x")), PLANE),
-    "three axes": (step, ([LAYER], *BATCH), (P("x", "y"), P("z"), P("z")), CUBE),
-    "scanned": (scanned, shapes((4, 64, 64), (32, 64)), (P(None, "x"), P("x")), LINE),
-    "blocks": (block_step, ([BLOCK], *SEQUENCES), (P("x"), P("x"), P("x")), LINE),
-    "blocks of both": (block_step, ([BLOCK], *SEQUENCES), (P("x", "y"), P("x"), P("x")), PLANE),
-    "attention": (attention, shapes((8, 16, 32), *[(32, 8, 4)] * 3), (P(None, "x"), P("x"), P("x"), P("x")), LINE),
-}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -249,19 +154,6 @@ def test_axis_names_do_not_matter(name):
 STACK = shapes((8, 64, 256), (8, 256, 64)), *shapes((64, 64), (64, 64))
 
 
-def stacked(weights, x, y):
-    """A step over scanned layers."""
-
-    def loss(weights):
-        def layer(h, layer):
-            up, down = layer
-            return h + jnp.tanh(h @ up) @ down, None
-
-        return jnp.mean((jax.lax.scan(layer, x, weights)[0] - y) ** 2)
-
-    return jax.grad(loss)(weights)
-
-
 def stacked_step(**options):
     spec = [P(None, "x"), P(None, None, "x")]
     step = sdy.partition(stacked, mesh=LINE, in_shardings=(spec, P("x"), P("x")), out_shardings=spec, **options)
@@ -279,7 +171,7 @@ def test_layers_are_gathered_one_by_one_where_memory_asks_for_it():
 
 def test_too_little_memory_names_the_largest_values():
     used = stacked_step(layouts="global")[0].memory
-    with pytest.raises(sdy.MemoryLimitError, match=r"is not enough: the least.*f32.*test_whole_program"):
+    with pytest.raises(sdy.MemoryLimitError, match=r"is not enough: the least.*f32.*planned_steps"):
         stacked_step(layouts="global", memory=used.arguments + used.results + 1000)
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
-from test_whole_program import step
+from planned_steps import step
 
 import sdy_jax as sdy
 from sdy_jax.plan.estimates.work import flops

@@ -13,34 +13,15 @@ import pytest
 import train_lm
 from jax.sharding import PartitionSpec as P
 from random_programs.loops import random_loops, random_spec
+from wire_totals import OPTIONS, agreed, f32
 from workloads import MESHES, WORKLOADS
 
 import sdy_jax as sdy
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
-MERGING = "cse,while-loop-invariant-code-motion,while-loop-simplifier,cpu-all-reduce-combiner,all-reduce-folder"
-OPTIONS = {"compiler_options": {"xla_disable_hlo_passes": MERGING}, "on_unknown": "ignore"}
-
 
 def auto(sizes, names):
     return jax.make_mesh(tuple(sizes), tuple(names), axis_types=(jax.sharding.AxisType.Auto,) * len(names))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def sent(function, *args):
-    """Bytes on the wire per device and call, counted in compiled HLO."""
-    return totals(collectives_in_hlo(function.lower(*args).compile().as_text())).wire_bytes
-
-
-def agreed(fun, *args, mesh, **options):
-    """The plan, whose bytes are those of the compiled program."""
-    function = sdy.partition(fun, mesh=mesh, **options, **OPTIONS)
-    plan = function.plan(*args)
-    assert plan.wire_bytes == pytest.approx(sent(function, *args)), plan
-    return plan
 
 
 def layers(x, weights):

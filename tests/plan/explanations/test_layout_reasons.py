@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from drawn_functions import modelled as drawn
 from jax.sharding import PartitionSpec as P
 from least_cost import by_trying_everything, least_cost
 from partitioned_ops import LINE, PLANE
-from test_least_cost import modelled as drawn
-from test_whole_program import BATCH, LAYER, PROGRAMS, Program, shapes, step
+from planned_steps import BATCH, LAYER, PROGRAMS, Program, shapes, step
 
 import sdy_jax as sdy
 from sdy_jax.ir.locations import short_source

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 import train_lm
 from jax.sharding import PartitionSpec as P
-from test_totals import OPTIONS
+from wire_totals import OPTIONS
 
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main

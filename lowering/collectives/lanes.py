@@ -1,11 +1,11 @@
-"""What XLA for TPUs sends as it is made, and what it copies.
+"""Shapes in which what is scattered fills the lanes of tiles, and is sent as it is made.
 
 An array lies in tiles, with one of its dimensions in their 128 lanes, and a scatter sends it with the scattered
 dimension before the others. The gradient of a weight with heads, such as [512, 3, 8, 64] that is scattered along its
-first dimension, would fill half of the lanes with its last one. So XLA has a product make it with the first dimension
-in lanes, and copies all of it before it is sent; or it sends more: an all-reduce of [512, 8, 64], of which each device
-keeps a part. As matrices, [512, 1536] and [512, 512], both are made as they are sent. On v5e that is 55 us, not 76, for
-the first one with its product and the update of a weight (libtpu 0.0.52, 2026-11).
+first dimension, would fill half of the lanes with its last one. So XLA for TPUs has a product make it with the first
+dimension in lanes, and copies all of it before it is sent; or it sends more: an all-reduce of [512, 8, 64], of which
+each device keeps a part. As matrices, [512, 1536] and [512, 512], both are made as they are sent. On v5e that is 55 us,
+not 76, for the first one with its product and the update of a weight (libtpu 0.0.52, 2026-11).
 
 It scatters the first dimension, as it is. Of a sum that is scattered along another one it often makes an all-reduce, of
 which each device keeps a part: where parts are no whole tiles, or where it puts another dimension in lanes than the
@@ -21,53 +21,11 @@ third 22.5, not 37. Where the last dimension fills lanes, and rows of it the til
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from sdy_jax.lowering.targets.tiles import LANES, SUBLANES
 from sdy_jax.runtime.forms import Forms
-
-# What TPUs have no 64-bit registers for, their compiler splits into 32-bit halves, but not in every collective
-# (libtpu 0.0.52): extremes of integers, and sums of floats and complex numbers where each device keeps a part.
-_REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
-_SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
-
-Form = Callable[[jax.Array], jax.Array]
-
-
-def reduced(x: jax.Array, native: Form, of_moves: Form) -> jax.Array:
-    """The extremes of integers by lax's collective; on TPUs, where they lack it for a type, by one made of moves."""
-    return lax.platform_dependent(x, tpu=of_moves, default=native) if x.dtype in _REDUCED_BY_PARTS else native(x)
-
-
-def scattered(x: jax.Array, native: Form, of_moves: Form) -> jax.Array:
-    """Likewise a sum of which each device keeps a part."""
-    return lax.platform_dependent(x, tpu=of_moves, default=native) if x.dtype in _SCATTERED_BY_PARTS else native(x)
-
-
-def looked_up(rows: jax.Array) -> jax.Array:
-    """Rows for an array of indices. Compilers for TPUs look them up along one dimension, and see through the change of
-    shape: a sum of such rows and other values is then kept, and computed once more for some of its readers, so that
-    what it is computed of is kept as well. Behind a barrier rows are an array like any other (GPT in Megatron's layout
-    on eight chips of v5e: temporary memory 24.9 to 22.8 MB, libtpu 0.0.52, 2026-11)."""
-    return lax.platform_dependent(rows, tpu=lax.optimization_barrier, default=lambda x: x)
-
-
-def not_before(x: jax.Array, *awaited: jax.Array, otherwise: Callable[..., jax.Array]) -> jax.Array:
-    """An array that is not taken for what it was before others were there: on TPUs behind XLA's own barrier, which is
-    dropped after equal ops are joined, but before ops get their order."""
-    return lax.platform_dependent(x, *awaited, tpu=_behind_barrier, default=otherwise)
-
-
-def _behind_barrier(x: jax.Array, *awaited: jax.Array) -> jax.Array:
-    kept: jax.Array = lax.optimization_barrier((x, *awaited))[0]
-    return kept
-
 
 LEAST_BYTES = 2**20
 """What is scattered as a matrix at least: half of the bytes of an all-reduce are saved, and a latency is lost where XLA

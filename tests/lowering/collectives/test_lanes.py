@@ -14,8 +14,8 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.calls import planned_call
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.collectives import on_tpus
-from sdy_jax.lowering.collectives.on_tpus import Sent, as_rows, scattered_as
+from sdy_jax.lowering.collectives import lanes
+from sdy_jax.lowering.collectives.lanes import Sent, as_rows, scattered_as
 from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.strategies.matrices import multiplied
@@ -31,7 +31,7 @@ def tpus(monkeypatch):
     """The forms for TPUs, of arrays of any size, on whatever devices there are."""
     monkeypatch.setattr(planned_call, "forms_for", lambda mesh: TPU.forms)
     for least in ("LEAST_BYTES", "LEAST_MOVED"):
-        monkeypatch.setattr(on_tpus, least, 0)
+        monkeypatch.setattr(lanes, least, 0)
 
 
 @pytest.mark.usefixtures("tpus")
@@ -167,7 +167,7 @@ def test_on_other_devices_operands_keep_their_places():
 def product_in(module, numbers, family, precisions=None):
     """What the first op of a module would be as a product."""
     op = Graph(module.operation).main.blocks[0].ops[0]
-    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), [], family.forms), (None,), (None,), lambda *_: [module])
+    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), [], family.forms), (None,), (None,), module)  # which lives as long
     return lambda x, y: multiplied(local, (x, y), Numbers(*numbers), precisions, np.float32)
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives.on_cpus import computed_apart
+from sdy_jax.lowering.collectives.compiler_forms import computed_apart
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.runtime.forms import Forms
 

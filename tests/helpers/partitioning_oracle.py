@@ -1,0 +1,21 @@
+"""What Shardy's passes and ours make of a module, and what that sends."""
+
+from __future__ import annotations
+
+from sharding_dump import parse, plain_text
+
+from sdy_jax.commands.optimize import optimize
+from sdy_jax.partitioning.chains import chains
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
+
+
+def ours(text: str, passes: str) -> str:
+    """The module after our passes: verified, and read back from its text."""
+    return plain_text(parse(optimize(text, passes, "-", strict=False)))
+
+
+def wire_bytes(text: str) -> float:
+    """What a device sends in a module's sdy collectives, those in loops once."""
+    module = parse(text)
+    found = chains(module.operation, lambda op: False, lambda op: op.name in COLLECTIVE_OPS)
+    return sum(chain.wire_bytes() for chain in found)
