@@ -49,6 +49,9 @@ _NATIVE: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax
 _REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
 _SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
 
+# Sums of unsigned integers of 64 bits travel as signed ones, which wrap alike: libtpu takes no others (0.0.51).
+_SUMMED_AS = {np.dtype(jnp.uint64): jnp.int64}
+
 # Booleans travel as uint8, whose lowest bit is the answer: sums wrap at 256, which keeps it.
 _BOOL_AS_UINT8 = {
     "sum": "max",
@@ -69,6 +72,8 @@ def all_reduce(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -
         return x
     if x.dtype == jnp.bool_:
         return _bool_from(all_reduce(x.astype(jnp.uint8), axes, _BOOL_AS_UINT8[kind], mesh))
+    if kind == "sum" and x.dtype in _SUMMED_AS:
+        return all_reduce(x.astype(_SUMMED_AS[x.dtype]), axes, kind, mesh).astype(x.dtype)
     if not has_native_all_reduce(kind, x.dtype):
         return _generic_all_reduce(x, axes, kind, mesh)
     if kind == "sum":
@@ -91,6 +96,8 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     _check_kind(kind, x.dtype)
     if x.dtype == jnp.bool_:
         return _bool_from(reduce_scatter(x.astype(jnp.uint8), axes_per_dim, _BOOL_AS_UINT8[kind], mesh))
+    if kind == "sum" and x.dtype in _SUMMED_AS:
+        return reduce_scatter(x.astype(_SUMMED_AS[x.dtype]), axes_per_dim, kind, mesh).astype(x.dtype)
     dims = cut_dims(axes_per_dim)
     if len(dims) > 1 and kind == "sum" and mesh.forms.at_once:
         return _scattered_at_once(x, axes_per_dim, dims, mesh)

@@ -19,8 +19,8 @@ from sdy_jax.lowering.collectives.lanes import Sent, as_rows, scattered_as
 from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.strategies.matrices import multiplied
-from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.tpu import TPU
+from sdy_jax.lowering.targets.unknown import UNKNOWN
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.runtime.forms import Forms
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -158,8 +158,8 @@ def test_operands_keep_their_precisions_in_each_others_places():
     assert "precision=(Precision.DEFAULT, Precision.HIGHEST)" in str(jax.make_jaxpr(run)(x, y))
 
 
-def test_on_other_devices_operands_keep_their_places():
-    run = product_in(scattered((3, 64), (1, 0), 0), (((0,), (0,)), ((), ())), GPU)
+def test_on_unknown_devices_operands_keep_their_places():
+    run = product_in(scattered((3, 64), (1, 0), 0), (((0,), (0,)), ((), ())), UNKNOWN)
     text = str(jax.make_jaxpr(run)(jnp.ones((5, 3)), jnp.ones((5, 64))))
     assert "f32[3,64] = dot_general" in text and "transpose" not in text
 
