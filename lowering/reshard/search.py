@@ -18,6 +18,7 @@ from itertools import count
 from sdy_jax.lowering.reshard.moves import moves_from, moves_into
 from sdy_jax.lowering.reshard.problem import ReshardProblem
 from sdy_jax.lowering.reshard.states import FREE, MERGEABLE, Price, ReshardStep, State
+from sdy_jax.lowering.reshard.time_bounds import least_time, least_time_through_permute
 
 PermuteKey = tuple[tuple[int, ...], int]
 """Shard counts per dimension, and the unreduced set: what a permute keeps."""
@@ -123,8 +124,9 @@ def _with_permute(problem: ReshardProblem, cost: Price, state: State) -> tuple[f
     free, too, where it only changes the order of devices that all have the whole value.
     """
     may_be_free = problem.to_unreduce or (problem.reorders and problem.min_shards == 1)
-    wire = 0.0 if may_be_free else problem.local_bytes(state)
-    return cost.time + wire / problem.fastest, cost.wire_bytes + wire
+    if may_be_free:
+        return cost.time, cost.wire_bytes
+    return cost.time + least_time_through_permute(problem, state), cost.wire_bytes + problem.local_bytes(state)
 
 
 def _forward(
@@ -163,7 +165,7 @@ def _forward(
 def _remaining(problem: ReshardProblem, state: State) -> Price:
     """A lower bound for the price that remains."""
     wire = problem.bound(state)
-    return Price(wire / problem.fastest, wire, 1 if wire else 0, 0 if state == problem.target else 1)
+    return Price(least_time(problem, state), wire, 1 if wire else 0, 0 if state == problem.target else 1)
 
 
 def _path_to(half: _Half, state: State) -> list[ReshardStep]:
