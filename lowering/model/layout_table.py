@@ -50,7 +50,7 @@ class LayoutTable:
     def __init__(self, mesh_name: str, mesh: Mesh, inverted: frozenset[tuple[AxisRef, AxisRef]] = frozenset()):
         self.mesh = mesh
         self.mesh_name = mesh_name
-        self._inverted = inverted
+        self.inverted = inverted
         self._orders: dict[Axes, tuple[Axes, ...]] = {}
         self._numbers: dict[object, int] = {}
         self._by_axes: dict[object, int] = {}
@@ -89,7 +89,7 @@ class LayoutTable:
             allowed = [
                 canonical(order, self.mesh)
                 for order in permutations(atoms)
-                if all(place[a] < place[b] or (a, b) in self._inverted for a, b in combinations(order, 2))
+                if all(place[a] < place[b] or (a, b) in self.inverted for a, b in combinations(order, 2))
             ]
             self._orders[atoms] = tuple(dict.fromkeys(allowed))
         return self._orders[atoms]
