@@ -8,9 +8,11 @@ See docs/explanation/reshards.md#fast-and-slow-axes.
 
 from __future__ import annotations
 
+import math
+
 from sdy_jax.lowering.reshard.digits import Digit, received_along
 from sdy_jax.lowering.reshard.problem import ReshardProblem
-from sdy_jax.lowering.reshard.states import State
+from sdy_jax.lowering.reshard.states import State, atoms_of
 
 
 def least_time(problem: ReshardProblem, state: State) -> float:
@@ -25,11 +27,24 @@ def least_time(problem: ReshardProblem, state: State) -> float:
 
 
 def least_time_through_permute(problem: ReshardProblem, state: State) -> float:
-    """The time of a permute that leads to a state, or through gathers to it: of the smallest blocks that there may be,
-    at the slowest rate, with the gathers at the fastest."""
+    """The time of a permute that leads to a state, or through gathers to it, and of the sums before it: the permute of
+    the smallest blocks that there may be, at the slowest rate, and the gathers at the fastest."""
     wire = problem.local_bytes(state)
     least = min(wire, problem.least_block)
-    return least / problem.slowest + (wire - least) / problem.fastest
+    permute = least / problem.slowest + (wire - least) / problem.fastest
+    summed = problem.to_reduce & ~state.unreduced
+    return permute + _least_to_sum(problem, summed) if summed else permute
+
+
+def _least_to_sum(problem: ReshardProblem, atoms: int) -> float:
+    """The time to scatter sums along atoms, in the smallest blocks that there may be."""
+    numbers = atoms_of(atoms)
+    count = math.prod([problem.sizes[atom] for atom in numbers])
+    times = [
+        (problem.sizes[atom] - 1) / problem.speed(atom) + (count - problem.sizes[atom]) / problem.fastest
+        for atom in numbers
+    ]
+    return problem.least_block * max(times)
 
 
 def _across(problem: ReshardProblem, state: State, atom: int) -> float:
