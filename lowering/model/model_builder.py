@@ -71,7 +71,7 @@ def planning_problem(
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     table = LayoutTable(meshes.base_name, meshes.base, proposal.layouts.inverted(atoms))
-    model = ProgramModel(Prices(table, costs, price, setting.target.arrays))
+    model = ProgramModel(Prices(table, costs, price, setting.target.arrays, setting.memo))
     program = PlanningProblem(graph, proposal.layouts, table, atoms, model)
     _Builder(program, setting, border).read()
     if costs.flop and not (costs.memory or costs.repeat_work):
