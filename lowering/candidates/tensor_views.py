@@ -14,7 +14,15 @@ from typing import TypeVar
 
 from sdy_jax.lowering.analysis.factors import digits, dimension_axes, joined_axes
 from sdy_jax.lowering.candidates.op_problem import OpProblem, StrategyAssignment
-from sdy_jax.lowering.reshard.bound import AnyLayout, AxisLayout, fastest, least_time, missing_bytes, shares
+from sdy_jax.lowering.reshard.bound import (
+    AnyLayout,
+    AxisLayout,
+    fastest,
+    least_time,
+    missing_bytes,
+    shares,
+    slower_axes,
+)
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import sort_and_merge
@@ -79,7 +87,8 @@ class TensorView:
         self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.rule.operand_mappings)
         self._summed, self._partial, self._kind = summed, partial, kind
         self.around = self._tensor.materialized or (self._tensor.sharding,)
-        self._never_partial = not partial and not any(s.unreduced_axes for s in self.around)
+        is_of_one_speed = not slower_axes(problem.mesh, problem.costs)
+        self._by_dimension = is_of_one_speed and not partial and not any(s.unreduced_axes for s in self.around)
         self._factors = sorted(problem.rule.factors_of[tensor] | summed)
         self._bounds: dict[Numbers, float | None] = {}
         self._dims: list[_Dims] = [
@@ -91,7 +100,7 @@ class TensorView:
         """A lower bound for the reshard between the op's layout and the one around it; None where they are equal."""
         key = tuple([numbers[f] for f in self._factors])
         if key not in self._bounds:
-            is_whole = self._never_partial and not any(map(numbers.__getitem__, self._summed))
+            is_whole = self._by_dimension and not any(map(numbers.__getitem__, self._summed))
             pairs = zip(self.around, self._dims, strict=True)
             least = [self._least_of_whole(numbers, dims) if is_whole else self._least(numbers, s) for s, dims in pairs]
             apart = [cost for cost in least if cost is not None]
@@ -108,7 +117,8 @@ class TensorView:
         return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
 
     def _least_of_whole(self, numbers: Numbers, dims: _Dims) -> float | None:
-        """`_least` where nothing is unreduced: the bound is then a product over dimensions, each remembered."""
+        """`_least` where nothing is unreduced, and no axis slower than others: the bound is then a product over
+        dimensions, each remembered."""
         tensor, problem = self._tensor, self._problem
         found, alike = [], True
         for known, given, factors in dims:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sdy_jax.lowering.analysis.cuts import Cuts
 from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.interface.memo import Memo
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules import RuleBook
@@ -29,6 +30,7 @@ class Setting:
         target: the devices for which it is planned.
         inputs: what the user calls the arguments of the main function.
         cuts: where layouts may cut mesh axes, beside those of the border; anywhere by default.
+        memo: what is known of programs on this mesh with these costs; settings for other borders may share it.
     """
 
     mesh_name: str
@@ -38,6 +40,7 @@ class Setting:
     target: Target = field(default_factory=Target)
     inputs: Sequence[str] = ()
     cuts: Cuts | None = None
+    memo: Memo = field(default_factory=Memo)
 
     @property
     def available(self) -> float:

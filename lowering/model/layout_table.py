@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, permutations
+from itertools import combinations, count, permutations
 from typing import NamedTuple
 
 import numpy as np
 
 from sdy_jax.lowering.analysis.factors import canonical
 from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.interface.memo import Memo
 from sdy_jax.lowering.reshard.routes import RoutePrices
 from sdy_jax.lowering.reshard.step_counts import steps_between
 from sdy_jax.lowering.targets.family import Arrays
@@ -34,6 +35,10 @@ class ValueClass(NamedTuple):
     is_rounded: bool = False
 
 
+_MOST_REMEMBERED = 256
+"""Layouts of a class up to which their prices are remembered for other forms and borders of a program: half a megabyte.
+Guessed, a guard of memory: classes are some hundred, and each is asked for with a few lists of layouts."""
+
 ModelPairPrice = Callable[[CostModel, tuple[int, ...], float, TensorSharding, TensorSharding], float]
 """The price of one reshard by a cost model."""
 
@@ -50,7 +55,7 @@ class LayoutTable:
     def __init__(self, mesh_name: str, mesh: Mesh, inverted: frozenset[tuple[AxisRef, AxisRef]] = frozenset()):
         self.mesh = mesh
         self.mesh_name = mesh_name
-        self._inverted = inverted
+        self.inverted = inverted
         self._orders: dict[Axes, tuple[Axes, ...]] = {}
         self._numbers: dict[object, int] = {}
         self._by_axes: dict[object, int] = {}
@@ -89,7 +94,7 @@ class LayoutTable:
             allowed = [
                 canonical(order, self.mesh)
                 for order in permutations(atoms)
-                if all(place[a] < place[b] or (a, b) in self._inverted for a, b in combinations(order, 2))
+                if all(place[a] < place[b] or (a, b) in self.inverted for a, b in combinations(order, 2))
             ]
             self._orders[atoms] = tuple(dict.fromkeys(allowed))
         return self._orders[atoms]
@@ -115,11 +120,19 @@ class Prices:
     """The prices of reshards between layouts, for all pairs of a class that were ever asked for.
 
     Each collective of what sends anything costs `least` beside its price: what saves next to nothing is not worth one.
-    `arrays`: how arrays lie on a device, which holds as many bytes of them as their tiles take.
+    `arrays`: how arrays lie on a device, which holds as many bytes of them as their tiles take. `memo`: has the prices
+    between layouts that were asked for together with others, whatever numbers these have.
     """
 
-    def __init__(self, table: LayoutTable, costs: CostModel, pair: ModelPairPrice, arrays: Arrays = Arrays()):  # noqa: B008
-        self._table, self.arrays = table, arrays
+    def __init__(
+        self,
+        table: LayoutTable,
+        costs: CostModel,
+        pair: ModelPairPrice,
+        arrays: Arrays = Arrays(),  # noqa: B008 - immutable
+        memo: Memo | None = None,
+    ):
+        self._table, self.arrays, self._memo = table, arrays, memo or Memo()
         alone = replace(costs, combines=())
         models = {
             (apart, rounds): of.of_rounded if rounds else of
@@ -147,11 +160,29 @@ class Prices:
         for layout in new:
             known.index[layout] = len(known.index)
         shardings = [self._table.shardings[layout] for layout in known.index]
-        prices = self._priced(of, shardings)
+        prices = self._remembered(of, shardings)
         charged = self._least * steps_between(shardings, self._table.mesh) if self._least else 0.0
         known.matrix = np.where(prices > 0, prices + charged, 0.0)
         np.fill_diagonal(known.matrix, 0.0)
         known.rows = known.matrix.tolist()
+
+    def _remembered(self, of: ValueClass, layouts: list[TensorSharding]) -> np.ndarray:
+        """The prices between all layouts. In padded blocks they may depend on the order, else on the layouts alone."""
+        placed = [layout.layout for layout in layouts]
+        if len(layouts) > _MOST_REMEMBERED:
+            return self._priced(of, layouts)
+        if not self._are_even(of, layouts):
+            return self._memo.once(("prices", of, tuple(placed)), lambda: self._priced(of, layouts))
+        key = "prices", of, frozenset(placed)
+        index, prices = self._memo.once(
+            key, lambda: (dict(zip(placed, count(), strict=False)), self._priced(of, layouts))
+        )
+        order = [index[each] for each in placed]
+        return prices[np.ix_(order, order)]
+
+    def _are_even(self, of: ValueClass, layouts: list[TensorSharding]) -> bool:
+        counts = np.array([layout.shard_counts(self._table.mesh) for layout in layouts], int)
+        return not (np.array(of.shape, int) % counts.reshape(len(layouts), -1)).any()
 
     def _priced(self, of: ValueClass, layouts: list[TensorSharding]) -> np.ndarray:
         """The prices between all layouts. Between two of which one lies in padded blocks, what is sent is padded like

@@ -70,9 +70,9 @@ def planning_problem(
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     table = LayoutTable(meshes.base_name, meshes.base, proposal.layouts.inverted(atoms))
-    model = ProgramModel(Prices(table, costs, price, setting.target.arrays))
+    model = ProgramModel(Prices(table, costs, price, setting.target.arrays, setting.memo))
     program = PlanningProblem(graph, proposal.layouts, table, atoms, model)
-    _Builder(program, costs, setting.policy.uneven == "pad", border).read()
+    _Builder(program, setting, border).read()
     if costs.flop and not (costs.memory or costs.repeat_work):
         program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
     return program
@@ -81,8 +81,9 @@ def planning_problem(
 class _Builder:
     """Adds nodes and values in program order."""
 
-    def __init__(self, program: PlanningProblem, costs: CostModel, pads: bool, border: FreeBorder):
-        self._border = border
+    def __init__(self, program: PlanningProblem, setting: Setting, border: FreeBorder):
+        costs, pads = setting.costs, setting.policy.uneven == "pad"
+        self._border, self._memo = border, setting.memo
         self._program, self._proposed, self._model = program, program.proposed, program.model
         self._costs, self._pads = costs, pads
         self._rounded = rounded_values(program.graph, costs)
@@ -202,7 +203,8 @@ class _Builder:
 
     def _candidates_here(self) -> OpCandidates:
         if self._free not in self._candidates:
-            self._candidates[self._free] = OpCandidates(self._program.table, self._free, self._costs, self._pads)
+            own = self._costs, self._pads, self._memo
+            self._candidates[self._free] = OpCandidates(self._program.table, self._free, *own)
         return self._candidates[self._free]
 
     def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:

@@ -11,6 +11,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Tensor
 from sdy_jax.lowering.candidates.op_work import operations_done, work_time_in
 from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.interface.memo import Memo
 from sdy_jax.lowering.model.enumeration import Candidate, every_candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.linearity import carries
@@ -24,10 +25,10 @@ over eight devices are 1.015, and work that is repeated is twice as much or more
 
 
 class OpCandidates:
-    """The candidates of ops; those of one kind share a list."""
+    """The candidates of ops; those of one kind share a list. `memo`: what is known of ops alone."""
 
-    def __init__(self, table: LayoutTable, atoms: Sequence[AxisRef], costs: CostModel, pads: bool):
-        self._table, self._atoms, self._costs, self._pads = table, atoms, costs, pads
+    def __init__(self, table: LayoutTable, atoms: Sequence[AxisRef], costs: CostModel, pads: bool, memo: Memo):
+        self._table, self._atoms, self._costs, self._pads, self._memo = table, tuple(atoms), costs, pads, memo
         self._mesh_name, self._mesh = table.mesh_name, table.mesh
         self._candidates: dict[object, list[Candidate]] = {}
 
@@ -59,8 +60,20 @@ class OpCandidates:
     def _every_candidate(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Candidate]:
         key = kind, carried
         if key not in self._candidates:
-            self._candidates[key] = every_candidate(self._problem(kind), self._atoms, carried, self._table, self._pads)
+            own = kind.rule, kind.strategies, kind.tensors, kind.touched
+            known = "candidates", own, carried, self._atoms, self._pads, self._table.inverted
+            found, shardings = self._memo.once(known, lambda: self._enumerated(kind, carried))
+            numbers = list(map(self._table.number, shardings))
+            self._candidates[key] = [c._replace(layouts=tuple([numbers[n] for n in c.layouts])) for c in found]
         return self._candidates[key]
+
+    def _enumerated(
+        self, kind: Kind, carried: tuple[frozenset[int], ...]
+    ) -> tuple[list[Candidate], list[TensorSharding]]:
+        """The candidates, and the layouts that their numbers stand for."""
+        table = LayoutTable(self._mesh_name, self._mesh, self._table.inverted)
+        found = every_candidate(self._problem(kind), self._atoms, carried, table, self._pads)
+        return found, table.shardings
 
     def _problem(self, kind: Kind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]

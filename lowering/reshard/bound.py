@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.reshard.digits import Digit, received_along
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -32,16 +34,74 @@ def least_time(
     mesh: Mesh,
     costs: CostModel,
 ) -> float:
-    """The time for the bytes that some device must receive at least, over the fastest axis.
+    """The time for the bytes that some device must receive at least: over slow axes those that have to go along them,
+    all others over the fastest one.
 
-    `reshard.problem.Problem.bound` is the same bound on atoms.
+    `reshard.time_bounds.least_time` is the same bound on atoms.
     """
-    return fastest(_least_bytes(math.prod(shape) * itemsize, source, target, mesh), mesh, costs)
+    wire = _least_bytes(math.prod(shape) * itemsize, source, target, mesh)
+    return _with_slow_axes(wire, shape, itemsize, source, target, mesh, costs)
+
+
+def _with_slow_axes(
+    wire: float,
+    shape: tuple[int, ...],
+    itemsize: float,
+    source: AnyLayout,
+    target: AnyLayout,
+    mesh: Mesh,
+    costs: CostModel,
+) -> float:
+    """As `least_time`, of so many bytes at least."""
+    time = fastest(wire, mesh, costs)
+    slow = slower_axes(mesh, costs)
+    if not slow or target.unreduced_axes or not _is_even(shape, (source, target), mesh):
+        return time
+    used = {a.name for end in (source, target) for axes in _lists(end) for a in axes}
+    block = math.prod(shape) * itemsize / math.prod([mesh.sizes[name] for name in used])
+    for axis in slow:
+        across = _received_along(axis, source, target, mesh) * block
+        if across:
+            time = max(time, across / costs.bandwidth_of(axis) + fastest(max(wire - across, 0.0), mesh, costs))
+    return time
 
 
 def fastest(wire: float, mesh: Mesh, costs: CostModel) -> float:
     """The time that `wire` bytes take over the fastest axis of a mesh."""
     return wire / max(costs.bandwidth_of(axis.name) for axis in mesh.axes) if wire and costs.bandwidth else wire
+
+
+@lru_cache(maxsize=1 << 8)
+def slower_axes(mesh: Mesh, costs: CostModel) -> tuple[str, ...]:
+    """The axes of a mesh that are slower than others."""
+    rates = {axis.name: costs.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
+    return tuple([name for name, rate in rates.items() if rate < max(rates.values())])
+
+
+def _is_even(shape: tuple[int, ...], ends: Iterable[AnyLayout], mesh: Mesh) -> bool:
+    lengths = ((n, axes) for end in ends for n, axes in zip(shape, end.axes, strict=True))
+    return not any(n % axes_size(axes, mesh) for n, axes in lengths if axes)
+
+
+def _received_along(name: str, source: AnyLayout, target: AnyLayout, mesh: Mesh) -> float:
+    """What a device receives along an axis, at least, in blocks that all axes cut: nothing where that is not known."""
+    size, whole = mesh.sizes[name], AxisRef(name)
+    if any(a.name == name and a != whole for end in (source, target) for axes in _lists(end) for a in axes):
+        return 0.0
+    if whole in source.unreduced_axes:
+        return size - 1.0
+    return received_along(size, *(_digit(whole, end, mesh) for end in (source, target)))
+
+
+def _lists(layout: AnyLayout) -> tuple[tuple[AxisRef, ...], ...]:
+    return (*layout.axes, layout.unreduced_axes)
+
+
+def _digit(axis: AxisRef, layout: AnyLayout, mesh: Mesh) -> Digit | None:
+    for dim, axes in enumerate(layout.axes):
+        if axis in axes:
+            return Digit(dim, axes_size(axes[: axes.index(axis)], mesh))
+    return None
 
 
 def _least_bytes(whole: float, source: AnyLayout, target: AnyLayout, mesh: Mesh) -> float:
@@ -96,6 +156,6 @@ def _least_to_reduce(whole: float, source: AnyLayout, target: AnyLayout, mesh: M
     if target.unreduced_axes:
         return 0.0
     group = axes_size(source.unreduced_axes, mesh)
-    names = {a.name for end in (source, target) for axes in (*end.axes, end.unreduced_axes) for a in axes}
+    names = {a.name for end in (source, target) for axes in _lists(end) for a in axes}
     every = math.prod([mesh.sizes[name] for name in names])
     return whole * (group - 2) / every + whole / axes_size((a for axes in target.axes for a in axes), mesh)

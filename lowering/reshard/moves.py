@@ -98,18 +98,20 @@ def _exchanges(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
             for tgt, longer in enumerate(state.dims):
                 if tgt != src and problem.fits(tgt, longer, longer + axes[cut:]):
                     singles.append((src, tgt, axes[:cut], axes[cut:]))
-    for count in range(1, min(MAX_PARAMS, len(state.dims) // 2) + 1):
+    yield from (_exchange(state, (single,)) for single in singles)
+    for count in range(2, min(MAX_PARAMS, len(state.dims) // 2) + 1):
         for chosen in combinations(singles, count):
-            if len({d for src, tgt, *_ in chosen for d in (src, tgt)}) == 2 * count:
+            if len({dim for src, tgt, *_ in chosen for dim in (src, tgt)}) == 2 * count:
                 yield _exchange(state, chosen)
 
 
-def _exchange(state: State, chosen: tuple[tuple, ...]) -> ReshardStep:
+def _exchange(state: State, chosen: tuple[tuple[int, int, Atoms, Atoms], ...]) -> ReshardStep:
     dims, group = list(state.dims), 0
     for src, tgt, kept, moved in chosen:
         dims[src] = kept
         dims[tgt] = state.dims[tgt] + moved
-        group |= mask_of(moved)
+        for atom in moved:
+            group |= 1 << atom
     return ReshardStep("all_to_all", group, State(tuple(dims), state.unreduced))
 
 

@@ -86,7 +86,27 @@ class ReshardProblem:
 
     @cached_property
     def fastest(self) -> float:
-        return max([link.bandwidth / link.moved for link in self.links], default=1.0)
+        return max(map(self.speed, range(len(self.links))), default=1.0)
+
+    @cached_property
+    def slowest(self) -> float:
+        return min(map(self.speed, range(len(self.links))), default=1.0)
+
+    def speed(self, atom: int) -> float:
+        """The bytes per second along an atom, before they are rounded."""
+        return self.links[atom].bandwidth / self.links[atom].moved
+
+    @cached_property
+    def slow_atoms(self) -> tuple[int, ...]:
+        """The atoms that are slower than others, where it is known what has to go along them."""
+        if self.reorders or self.to_unreduce or not self.is_even:
+            return ()
+        return tuple([atom for atom in range(len(self.links)) if self.speed(atom) < self.fastest])
+
+    @cached_property
+    def least_block(self) -> float:
+        """The bytes of a block that all atoms cut."""
+        return self.total_bytes / math.prod(self.sizes)
 
     @cached_property
     def lanes(self) -> int:

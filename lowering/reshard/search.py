@@ -18,6 +18,7 @@ from itertools import count
 from sdy_jax.lowering.reshard.moves import moves_from, moves_into
 from sdy_jax.lowering.reshard.problem import ReshardProblem
 from sdy_jax.lowering.reshard.states import FREE, MERGEABLE, Price, ReshardStep, State
+from sdy_jax.lowering.reshard.time_bounds import least_time, least_time_through_permute
 
 PermuteKey = tuple[tuple[int, ...], int]
 """Shard counts per dimension, and the unreduced set: what a permute keeps."""
@@ -39,13 +40,15 @@ class _Half:
     steps: dict[State, tuple[ReshardStep, State] | None] = field(default_factory=dict)
     done: set[State] = field(default_factory=set)
 
-    def improve(self, state: State, price: Price, step: ReshardStep | None, neighbour: State) -> bool:
-        """Records a path to `state`; False where one as cheap is known."""
-        if state in self.done or (state in self.prices and self.prices[state] <= price):
-            return False
+    def is_less(self, state: State, price: Price) -> bool:
+        """Whether no path to a state is known that is as cheap."""
+        known = self.prices.get(state)
+        return known is None or price < known
+
+    def record(self, state: State, price: Price, step: ReshardStep | None, neighbour: State) -> None:
+        """Records a path to a state, which is the cheapest."""
         self.prices[state] = price
         self.steps[state] = None if step is None else (step, neighbour)
-        return True
 
     def kind_at(self, state: State) -> str:
         """The kind of the step that leads to this state."""
@@ -95,7 +98,7 @@ def _step_price(problem: ReshardProblem, step: ReshardStep, before: State, after
 def _continuations(problem: ReshardProblem, limit: _Limit, budget: int) -> tuple[_Half, dict[PermuteKey, State]]:
     table: dict[PermuteKey, State] = {}
     half, order = _Half(), count()
-    half.improve(problem.target, FREE, None, problem.target)
+    half.record(problem.target, FREE, None, problem.target)
     heap: list[tuple[Price, int, State]] = [(FREE, next(order), problem.target)]
     while heap and len(half.done) < budget:
         price, _, state = heapq.heappop(heap)
@@ -108,10 +111,10 @@ def _continuations(problem: ReshardProblem, limit: _Limit, budget: int) -> tuple
             if step.state in half.done:
                 continue
             cost = price.plus(_step_price(problem, step, step.state, state, kind))
-            if limit.excludes(*_with_permute(problem, cost, step.state)):
+            if not half.is_less(step.state, cost) or limit.excludes(*_with_permute(problem, cost, step.state)):
                 continue
-            if half.improve(step.state, cost, step, state):
-                heapq.heappush(heap, (cost, next(order), step.state))
+            half.record(step.state, cost, step, state)
+            heapq.heappush(heap, (cost, next(order), step.state))
     return half, table
 
 
@@ -123,8 +126,9 @@ def _with_permute(problem: ReshardProblem, cost: Price, state: State) -> tuple[f
     free, too, where it only changes the order of devices that all have the whole value.
     """
     may_be_free = problem.to_unreduce or (problem.reorders and problem.min_shards == 1)
-    wire = 0.0 if may_be_free else problem.local_bytes(state)
-    return cost.time + wire / problem.fastest, cost.wire_bytes + wire
+    if may_be_free:
+        return cost.time, cost.wire_bytes
+    return cost.time + least_time_through_permute(problem, state), cost.wire_bytes + problem.local_bytes(state)
 
 
 def _forward(
@@ -132,7 +136,7 @@ def _forward(
 ) -> tuple[State, State | None] | None:
     """Where the best plan leaves the forward half: at the target, or at a state and its continuation."""
     order = count()
-    half.improve(problem.source, FREE, None, problem.source)
+    half.record(problem.source, FREE, None, problem.source)
     heap: list[tuple[Price, int, State, State | None]] = [(FREE, next(order), problem.source, None)]
     while heap and len(half.done) < budget:
         _, _, state, continued = heapq.heappop(heap)
@@ -152,10 +156,11 @@ def _forward(
             if step.state in half.done:
                 continue
             cost = price.plus(_step_price(problem, step, state, step.state, kind))
-            estimate = cost.plus(_remaining(problem, step.state))
-            if limit.excludes(estimate.time, estimate.wire_bytes):
+            if not half.is_less(step.state, cost) or limit.excludes(cost.time, cost.wire_bytes):
                 continue
-            if half.improve(step.state, cost, step, state):
+            estimate = cost.plus(_remaining(problem, step.state))
+            if not limit.excludes(estimate.time, estimate.wire_bytes):
+                half.record(step.state, cost, step, state)
                 heapq.heappush(heap, (estimate, next(order), step.state, None))
     return None
 
@@ -163,7 +168,7 @@ def _forward(
 def _remaining(problem: ReshardProblem, state: State) -> Price:
     """A lower bound for the price that remains."""
     wire = problem.bound(state)
-    return Price(wire / problem.fastest, wire, 1 if wire else 0, 0 if state == problem.target else 1)
+    return Price(least_time(problem, state), wire, 1 if wire else 0, 0 if state == problem.target else 1)
 
 
 def _path_to(half: _Half, state: State) -> list[ReshardStep]:

@@ -19,6 +19,7 @@ from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.ir.tensor_types import shape_and_dtype
 from sdy_jax.lowering.blocking.partition import partition
+from sdy_jax.lowering.interface.memo import Memo
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting, limit
@@ -60,7 +61,7 @@ def build_plan(name: str, program: Program, given: PlannedWith, source: str = ""
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
             program = on_whole_axes(program)
-            making = _Making(name, source, given, is_trial, tell)
+            making = _Making(name, source, given, is_trial, tell, Memo())
             plan = making.searched(program) if program.is_automatic else making.plan(program)
         if not is_trial:
             if LOG.isEnabledFor(logging.INFO):
@@ -91,6 +92,8 @@ class _Making:
     given: PlannedWith
     is_trial: bool
     tell: Tell
+    memo: Memo
+    """Shared by the plans with all borders that are tried."""
 
     def again(self, program: Program, policy: Policy) -> Plan:
         """The plan of another program of the same function, to be compared with the first."""
@@ -162,7 +165,7 @@ class _Making:
 
     def _setting(self, program: Program, rules: RuleBook, inputs: Sequence[str] = ()) -> Setting:
         given = self.given
-        return Setting(program.mesh_name, given.costs, rules, given.policy, given.target, inputs)
+        return Setting(program.mesh_name, given.costs, rules, given.policy, given.target, inputs, memo=self.memo)
 
     def _propagated(self, program: Program, dump: Dump) -> tuple[dict[str, ir.Operation], RuleBook]:
         """The module after each stage, and the rules that propagation used."""

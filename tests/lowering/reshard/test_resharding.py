@@ -174,10 +174,16 @@ def test_latency_and_bandwidth_are_part_of_the_cost():
     assert (plan.wire_bytes, plan.cost) == (256, 100 + 128)
 
 
-MODELS = [CostModel(), CostModel(latency=7.0), CostModel(bandwidth={"x": 0.25, "z": 3.0})]
+MODELS = [
+    CostModel(),
+    CostModel(latency=7.0),
+    CostModel(bandwidth={"x": 0.25, "z": 3.0}),
+    CostModel(bandwidth={"x": 0.02}),
+    CostModel(bandwidth={"z": 0.02}),
+]
 
 
-@pytest.mark.parametrize("costs", MODELS, ids=["bytes", "latency", "bandwidth"])
+@pytest.mark.parametrize("costs", MODELS, ids=["bytes", "latency", "bandwidth", "slow x", "slow z"])
 def test_no_plan_costs_less_than_the_bound(costs):
     rng, mesh, met = random.Random(3), mesh_of("x=2 y=4 z=3"), 0
     for _ in range(100):
@@ -204,6 +210,31 @@ BOUNDS = [  # source, target, least bytes per device (f32[16,8], x=2 y=4)
 @pytest.mark.parametrize(("source", "target", "least"), BOUNDS)
 def test_table_of_bounds(source, target, least):
     assert least_time((16, 8), 4, sharding(source), sharding(target), mesh_of("x=2 y=4"), CostModel()) == least
+
+
+SLOW_BOUNDS = [  # source, target, least time (f32[16,8], x=2 y=4, x a tenth as fast as y)
+    ("[{x},{}]", "[{},{}]", 256 * 10),
+    ("[{x},{y}]", "[{y},{}]", 64 * 10 + 64),  # half of what comes is from the other side of x at least
+    ("[{x},{y}]", "[{y,x},{}]", 32 * 10 + 32),
+    ("[{x},{y}]", "[{x,y},{}]", 48),
+    ("[{},{y}] U={x}", "[{y},{}]", 64 * 10 + 64),
+    ("[{},{y}] U={x}", "[{y},{}] U={x}", 0),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "least"), SLOW_BOUNDS)
+def test_what_has_to_go_along_a_slow_axis_counts_at_its_rate(source, target, least):
+    costs, mesh, ends = CostModel(bandwidth={"x": 0.1}), mesh_of("x=2 y=4"), (sharding(source), sharding(target))
+    assert least_time((16, 8), 4, *ends, mesh, costs) == pytest.approx(least)
+    assert least <= plan_reshard((16, 8), 4, *ends, mesh, costs).cost * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("source", ["[{},{y,z:(1)2},{},{}] U={x}", "[{y,z:(1)2},{},{},{}] U={x}"])
+def test_little_goes_along_a_slow_axis_however_many_states_fast_ones_have(source):
+    mesh, costs = mesh_of("x=2 y=16 z=16"), CostModel(bandwidth={"x": 0.03})
+    ends = sharding(source), sharding("[{},{},{y,z:(1)2},{z:(2)8}]")
+    plan = plan_reshard((512, 4096, 32, 128), 2, *ends, mesh, costs)
+    assert [step.kind for step in plan.steps] == ["all_slice", "reduce_scatter", "all_to_all", "all_gather"]
 
 
 MANY = [
