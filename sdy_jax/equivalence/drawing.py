@@ -1,0 +1,95 @@
+"""Arguments that are made up: floats are normally distributed, integers are indices of what they index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
+
+_INTEGERS = 4
+"""Integers that index nothing are below this. Chosen: sums and products of them stay small."""
+
+_DEPTH = 12
+"""How many ops lie between an integer and what it indexes, at most. Guessed: jax clamps, wraps around, converts,
+reshapes and joins indices."""
+
+_PASSED_ON = frozenset(
+    ("stablehlo.add", "stablehlo.broadcast_in_dim", "stablehlo.clamp", "stablehlo.concatenate", "stablehlo.convert",
+     "stablehlo.dynamic_slice", "stablehlo.gather", "stablehlo.maximum", "stablehlo.minimum", "stablehlo.reshape",
+     "stablehlo.select", "stablehlo.slice", "stablehlo.subtract", "stablehlo.transpose")
+)  # fmt: skip
+"""Ops through which an index remains one."""
+
+
+def drawn(value: Value, rng: np.random.Generator) -> np.ndarray:
+    """An array for an argument of a program."""
+    dtype, shape = numpy_dtype(value.dtype), value.shape or ()
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    try:
+        largest = int(ml_dtypes.iinfo(dtype).max)
+    except ValueError:
+        return np.asarray(rng.standard_normal(shape)).astype(dtype)
+    if value.dtype == "ui32" and _is_key(value):
+        return rng.integers(0, 2**32, shape, dtype=np.uint32)
+    bound = min(_indexed(value, _DEPTH), default=_INTEGERS)
+    return np.asarray(rng.integers(0, max(1, min(bound, largest)), shape)).astype(dtype)
+
+
+def arguments(graph: Graph, given: Sequence[np.ndarray | None], seed: int) -> list[np.ndarray]:
+    """The arguments of the main function of a program: those that are given, and all others made up."""
+    rng = np.random.default_rng(seed)
+    pairs = zip(graph.arguments, given, strict=True)
+    return [drawn(value, rng) if x is None else x for value, x in pairs]
+
+
+def _is_key(value: Value) -> bool:
+    """Whether a value may be the words of a random key: any number will do."""
+    return value.shape is not None and value.shape[-1:] in ((2,), (4,)) and not list(_indexed(value, _DEPTH))
+
+
+def _indexed(value: Value, depth: int) -> Iterator[int]:
+    """The numbers of different indices that may be in the places where a value is one."""
+    for op, operand in value.uses if depth else ():
+        yield from _sizes(op, operand)
+        if op.name in _PASSED_ON and not (op.name.endswith(("gather", "dynamic_slice")) and operand):
+            for result in op.results:
+                yield from _indexed(result, depth - 1)
+        elif op.name == "stablehlo.while":
+            yield from _indexed(op.blocks[1].arguments[operand], depth - 1)
+
+
+def _sizes(op: Op, operand: int) -> Iterator[int]:
+    shape = op.operands[0].shape or ()
+    if op.name == "stablehlo.gather" and operand == 1:
+        yield from (shape[d] for d in _dims(op, "start_index_map"))
+    elif op.name == "stablehlo.scatter" and operand == len(op.operands) // 2:
+        yield from (shape[d] for d in _dims(op, "scatter_dims_to_operand_dims"))
+    elif op.name == "stablehlo.dynamic_slice" and operand:
+        yield shape[operand - 1]
+    elif op.name == "stablehlo.dynamic_update_slice" and operand > 1:
+        yield shape[operand - 2]
+    elif op.name == "stablehlo.compare":
+        yield from _counted(op.operands[1 - operand])
+
+
+def _counted(value: Value) -> Iterator[int]:
+    """The end of an iota that a value is compared with, as one-hot encodings do."""
+    op = value.defining_op
+    while op is not None and op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"):
+        op = op.operands[0].defining_op
+    if op is not None and op.name == "stablehlo.iota":
+        yield (op.results[0].shape or ())[op.int("iota_dimension")]
+
+
+def _dims(op: Op, name: str) -> list[int]:
+    """A list in the dimension numbers of a gather or scatter."""
+    text = str(next(v for k, v in op.attributes.items() if k.endswith("dimension_numbers")))
+    _, _, rest = text.partition(f"{name} = [")
+    return [int(n) for n in rest.partition("]")[0].split(",") if n.strip()]

@@ -1,0 +1,148 @@
+"""One trial: a program runs partitioned, and its results are compared with the plain program's."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from sdy_jax.annotate.automatic import AUTO
+from sdy_jax.annotate.program import Program
+from sdy_jax.calls.partition import partition
+from sdy_jax.calls.partitioned_function import PartitionedFunction
+from sdy_jax.equivalence.bisection import first_wrong
+from sdy_jax.equivalence.comparison import Difference, compared, decided_by
+from sdy_jax.equivalence.culprit import fault_of
+from sdy_jax.equivalence.double import in_float64
+from sdy_jax.equivalence.job import Fault, Job, Outcome, Subject, Trial
+from sdy_jax.equivalence.meshes import on_mesh
+from sdy_jax.equivalence.reference import results_of
+from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.loading.load import loads
+from sdy_jax.plan.plan import Plan
+from sdy_jax.runtime.devices import mesh_on_devices
+
+
+def outcomes(job: Job, first: int = 0, plain: Sequence[np.ndarray] | None = None) -> Iterator[Outcome]:
+    """What comes of the trials from one on, in order; `plain`: the results of the first program, where only the process
+    that traced it can compute them."""
+    subjects = [_Plain(job, subject) for subject in job.subjects]
+    if plain is not None:
+        subjects[0].known = list(plain)
+    known: dict[Any, tuple[Trial, Outcome]] = {}
+    is_found = False
+    for trial in job.trials[first:]:
+        outcome = _Run(job, subjects[trial.subject], trial).outcome(known, finds=job.finds and not is_found)
+        is_found = is_found or outcome.fault is not None
+        yield outcome
+
+
+class _Plain:
+    """A program, and what it returns without partitioning."""
+
+    def __init__(self, job: Job, subject: Subject):
+        self.job, self.subject = job, subject
+        self.program = loads(subject.text)
+        self.known: list[np.ndarray] | None = None
+
+    def results(self, devices: jax.sharding.Mesh) -> list[np.ndarray]:
+        """The results of the plain program, in the types of its own; `devices` for what computes on their blocks."""
+        return self._results(devices) if self.known is None else self.known
+
+    @cached_property
+    def _results(self) -> Callable[[jax.sharding.Mesh], list[np.ndarray]]:
+        return lru_cache(maxsize=4)(lambda devices: results_of(self.program.module, self.subject.values, devices))
+
+    @cached_property
+    def exact(self) -> list[np.ndarray] | None:
+        """The results in float64; None where the program cannot be had so."""
+        with contextlib.suppress(SdyError, ValueError, jax.errors.JaxRuntimeError):
+            return in_float64(self.program.module, self.subject.values)
+        return None
+
+
+class _Run:
+    def __init__(self, job: Job, plain: _Plain, trial: Trial):
+        self.job, self.plain, self.trial = job, plain, trial
+
+    def outcome(self, known: dict[Any, tuple[Trial, Outcome]], finds: bool) -> Outcome:
+        """`known`: the outcomes of programs that ran."""
+        try:
+            with warnings.catch_warnings(), jax.enable_x64(True):
+                warnings.simplefilter("ignore")
+                return self._outcome(known, finds)
+        except InternalError as error:
+            return Outcome("failed", str(error))
+        except SdyError as error:
+            return Outcome("refused", str(error))
+        except Exception as error:
+            return Outcome("failed", f"{type(error).__name__}: {error}")
+
+    def _outcome(self, known: dict[Any, tuple[Trial, Outcome]], finds: bool) -> Outcome:
+        function, values = self._function(), self.plain.subject.values
+        plan: Plan = function.plan(*values)
+        key = self.trial.subject, self.trial.mesh, plan.mlir("partitioned")
+        if key in known:
+            trial, before = known[key]
+            return Outcome(before.status, before.problem, before.largest, before.allowed, like=trial.target)
+        found = [np.asarray(x) for x in jax.tree.leaves(function(*values))]
+        difference, path = self._compared(found)
+        status = "same" if difference.ok else "different"
+        fault = None
+        if not difference.ok and finds:
+            fault = self._fault(plan)
+        problem = f"{path} {difference.problem}" if not difference.ok else ""
+        outcome = Outcome(status, problem, difference.largest, difference.allowed, fault=fault)
+        known[key] = self.trial, outcome
+        return outcome
+
+    @cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        return mesh_on_devices(self.trial.mesh)
+
+    def _function(self) -> PartitionedFunction[..., Any]:
+        """The program, partitioned."""
+        subject = self.plain.subject
+        program = on_mesh(self.plain.program, subject.mesh_name, self.trial.mesh)
+        options = {**self.job.options, "mesh": self.devices, "costs": self.trial.costs, "on_unknown": "ignore"}
+        made: PartitionedFunction[..., Any] = partition(program, **options, **_automatic(subject, program))
+        return made
+
+    def _compared(self, found: list[np.ndarray]) -> tuple[Difference, str]:
+        """What differs most, relative to what is allowed, and where."""
+        wanted, rtol, atol = self.plain.results(self.devices), self.job.rtol, self.job.atol
+        differences = []
+        for number, (x, y) in enumerate(zip(found, wanted, strict=True)):
+            difference = compared(x, y, rtol, atol)
+            if not difference.ok and self.plain.exact is not None:
+                difference = decided_by(x, y, self.plain.exact[number])
+            differences.append((difference, self.plain.subject.outputs[number]))
+        return max(differences, key=_how_far, default=(Difference(), ""))
+
+    def _fault(self, plan: Plan) -> Fault | None:
+        subject, wanted = self.plain.subject, self.plain.results(self.devices)
+        wrong = first_wrong(plan, self.devices, subject.values, wanted)
+        return fault_of(wrong, plan)
+
+
+def _how_far(pair: tuple[Difference, str]) -> tuple[bool, float]:
+    difference = pair[0]
+    share = difference.largest / difference.allowed if difference.allowed else difference.largest
+    return not difference.ok, share
+
+
+def _automatic(subject: Subject, program: Program) -> dict[str, Any]:
+    """What leaves layouts to the planner that were left to it."""
+    found: dict[str, Any] = {}
+    if subject.automatic_arguments:
+        chosen = [AUTO if i in subject.automatic_arguments else None for i in range(len(program.inputs))]
+        found["in_shardings"] = tuple(chosen)
+    if subject.automatic_results:
+        chosen = [AUTO if i in subject.automatic_results else None for i in range(len(program.outputs))]
+        found["out_shardings"] = chosen[0] if len(chosen) == 1 else tuple(chosen)
+    return found

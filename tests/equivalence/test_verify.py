@@ -1,0 +1,112 @@
+"""`verify` runs programs in a process of its own, forward and backward, and says what is the same and what is not."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+from sdy_jax.equivalence.job import Job, Subject, Trial
+from sdy_jax.equivalence.process import run_in_child
+from sdy_jax.representation.mesh import Mesh
+
+ABSTRACT = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+X = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((16, 12)).astype(np.float32)
+ONCE = {"targets": ["cpu"], "uneven": False, "derivatives": False}
+
+
+def layer(x, w):
+    return jnp.tanh(x @ w), (x @ w).sum(0)
+
+
+SPECS = {"mesh": ABSTRACT, "in_shardings": (P("data"), P(None, "model"))}
+
+
+def test_a_function_on_a_mesh_without_devices_is_verified_forward_and_backward_on_two_meshes_by_three_costs():
+    found = sdy.verify(sdy.partition(layer, **SPECS), X, W)
+    assert found and len(found.cases) == 12, found
+    assert {case.mesh for case in found.cases} == {"data=2, model=4", "data=2, model=3"}
+    assert {case.target for case in found.cases} == {"cpu", "gpu", "tpu"}
+    assert sum(case.is_derivative for case in found.cases) == sum(case.is_uneven for case in found.cases) == 6
+    assert found.raise_for_difference() is found and "12 cases, all the same" in str(found)
+    assert json.loads(found.to_json())["ok"]
+
+
+def test_a_plain_function_is_taken_with_its_mesh_and_types_for_which_values_are_made_up():
+    types = jax.ShapeDtypeStruct((8, 16), "float32"), jax.ShapeDtypeStruct((16, 12), "bfloat16")
+    found = sdy.verify(layer, *types, **SPECS, **ONCE, meshes=[{"model": 2}])
+    assert found and [case.mesh for case in found.cases] == ["data=2, model=4", "data=2, model=2"]
+
+
+def test_integers_index_keys_are_keys_and_trees_are_trees():
+    def lookup(params, index, key):
+        noise = jax.random.normal(key, (4, 8))
+        return {"row": params["table"][index] + noise, "next": index + 1, "hot": jax.nn.one_hot(index, 6)}
+
+    params = {"table": jax.ShapeDtypeStruct((5, 8), "float32")}
+    index = jax.ShapeDtypeStruct((4,), "int32")
+    options = {"mesh": ABSTRACT, "in_shardings": ({"table": P("data")}, None, None), "targets": ["cpu"]}
+    assert sdy.verify(lookup, params, index, jax.random.key(0), **options, uneven=False)
+
+
+def test_a_large_mesh_is_scaled_down_and_said_so():
+    mesh = jax.sharding.AbstractMesh((16, 16), ("data", "model"))
+    found = sdy.verify(layer, X, W, mesh=mesh, in_shardings=P("data"), **ONCE)
+    assert found and found.cases[0].mesh == "data=2, model=2"
+    assert any('<["data"=16, "model"=16]> is run as <["data"=2, "model"=2]>' in note for note in found.notes)
+
+
+def test_a_program_from_text_has_no_derivatives_and_says_so():
+    program = sdy.loads("func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
+    found = sdy.verify(program, X[:, 0], mesh=ABSTRACT, in_shardings=P("data"), targets=["cpu"], uneven=False)
+    assert found and any("no derivatives" in note for note in found.notes)
+
+
+def test_layouts_that_the_planner_chooses_are_chosen_there(mesh):
+    found = sdy.verify(layer, X, W, mesh=mesh, in_shardings=(sdy.AUTO, P(None, "model")), **ONCE)
+    assert found, found
+
+
+def test_what_a_shard_map_computes_is_compared_with_jit(mesh):
+    def body(x):
+        return jax.lax.psum(x * 2, "data")
+
+    def mapped(x):
+        return jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P())(x) + 1
+
+    found = sdy.verify(mapped, X, mesh=mesh, targets=["cpu"], derivatives=False)
+    assert found and [case.outcome.status for case in found.cases] == ["same", "refused"], found
+    assert "of no other mesh" in found.cases[1].outcome.problem
+
+
+def test_callbacks_run_in_this_process(mesh):
+    def called(x):
+        return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+    found = sdy.verify(called, X, mesh=mesh, in_shardings=P("data"), targets=["cpu"], uneven=False)
+    assert found, found
+    with pytest.raises(sdy.UnsupportedError, match="its mesh needs 16 devices"):
+        large = jax.sharding.AbstractMesh((16,), ("data",))
+        sdy.verify(called, jnp.ones((16,)), mesh=large, in_shardings=P("data"), targets=["cpu"])
+
+
+def test_wrong_arguments_of_verify_are_named(mesh):
+    with pytest.raises(sdy.SdyError, match=r"targets has 'abacus'; expected some of cpu, gpu, tpu"):
+        sdy.verify(layer, X, W, mesh=mesh, targets=["abacus"])
+    with pytest.raises(sdy.ShardingError, match="no axis 'rows'; the function's mesh has data, model"):
+        sdy.verify(layer, X, W, mesh=mesh, meshes=[{"rows": 2}])
+    with pytest.raises(sdy.SdyError, match="leave out mesh="):
+        sdy.verify(sdy.partition(layer, mesh=mesh), X, W, mesh=mesh)
+
+
+def test_a_process_that_dies_fails_one_case_and_the_others_run():
+    text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
+    subject = Subject("main", text, "mesh", (X[:, 0].copy(),), ("result",))
+    trials = (Trial(0, Mesh.of(x=2), "cpu"), Trial(0, Mesh.of(x=99), "cpu"), Trial(0, Mesh.of(x=2), "cpu"))
+    job = Job((subject,), trials[:1])
+    assert [outcome.status for outcome in run_in_child(job, 60)] == ["same"]
+    assert [outcome.status for outcome in run_in_child(job, 0.01)] == ["failed"]
