@@ -117,7 +117,7 @@ class _Search:
         right = dict(known) | dict(zip(outputs, wanted, strict=True))
         held = dict(zip(outputs, found, strict=True))
         for unit in _units(ops):
-            if any(not _worst(held[v], right[v])[0].ok for v in _results(unit)):
+            if any(not worst_of(held[v], right[v])[0].ok for v in _results(unit)):
                 wrong = self._alone(unit, right)
                 if wrong is not None:
                     return self._inside(wrong, right) or wrong
@@ -130,7 +130,7 @@ class _Search:
         outputs, given = _results(unit), [right[v] for v in inputs]
         found = self.observed.run(unit, inputs, outputs, given)
         for index, (value, x) in enumerate(zip(outputs, found, strict=True)):
-            difference, worst = _worst(x, right[value])
+            difference, worst = worst_of(x, right[value])
             if not difference.ok and not _is_rounding(unit, inputs, value, given, worst, right[value]):
                 values = tuple(unit), tuple(inputs), tuple(given)
                 return WrongOp(self.observed, *values, index, difference, self.within)
@@ -239,13 +239,13 @@ def _is_rounding(
     if wanted.dtype.name not in TOLERANCE:
         return False
     try:
-        (exact,) = in_float64(extracted(ops, inputs, [output]).operation, given)
+        (exact,) = in_float64(extracted(ops, inputs, [output]), given)
     except (SdyError, ValueError, jax.errors.JaxRuntimeError):
         return False
     return decided_by(found, wanted, exact).ok
 
 
-def _worst(found: Sequence[np.ndarray], wanted: np.ndarray) -> tuple[Difference, np.ndarray]:
+def worst_of(found: Sequence[np.ndarray], wanted: np.ndarray) -> tuple[Difference, np.ndarray]:
     """What differs most among what groups of devices hold."""
     pairs = [(compared(x, wanted), x) for x in found]
     return max(pairs, key=lambda pair: (not pair[0].ok, pair[0].largest if not np.isnan(pair[0].largest) else np.inf))

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from sdy_jax.equivalence.extraction import on_whole_arrays
 from sdy_jax.equivalence.reference import run_plain
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.operations import named, pre_order, update_function_type
+from sdy_jax.ir.operations import copied, named, pre_order, update_function_type
 
 _NARROW = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 """The element types that become float64."""
@@ -27,16 +27,15 @@ def in_float64(module: ir.Operation, arguments: Sequence[np.ndarray]) -> list[np
     Raises:
         UnsupportedError: an op has no such form.
     """
-    wide = ir.Module.parse(module.get_asm(enable_debug_info=False, print_generic_op_form=True), module.context)
-    plain = on_whole_arrays(wide)
-    if named(plain.operation, "stablehlo.rng", "sdy.manual_computation", "stablehlo.composite"):
+    plain = on_whole_arrays(copied(module))
+    if named(plain, "stablehlo.rng", "sdy.manual_computation", "stablehlo.composite"):
         raise UnsupportedError("the program draws other numbers in float64, or has no plain form")
     with plain.context, ir.Location.unknown(plain.context):
-        for op in pre_order(plain.operation):
+        for op in pre_order(plain):
             _widen(op)
-        for function in named(plain.operation, "func.func"):
+        for function in named(plain, "func.func"):
             update_function_type(function)
-    if not plain.operation.verify():
+    if not plain.verify():
         raise UnsupportedError("the program has no form in float64")
     return run_plain(plain, [_wide_array(x) for x in arguments])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -25,28 +26,53 @@ _PASSED_ON = frozenset(
 """Ops through which an index remains one."""
 
 
-def drawn(value: Value, rng: np.random.Generator) -> np.ndarray:
-    """An array for an argument of a program."""
-    dtype, shape = numpy_dtype(value.dtype), value.shape or ()
-    if dtype == np.bool_:
-        return rng.integers(0, 2, shape).astype(bool)
-    if dtype.kind == "c":
-        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How an array is made up: `kind` is "float", "complex", "bool", or "integer" from 0 to below `bound`."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    bound: int = 2
+
+    def array(self, rng: np.random.Generator) -> np.ndarray:
+        """The array, with the next numbers of a generator."""
+        if self.kind == "float":
+            return np.asarray(rng.standard_normal(self.shape)).astype(self.dtype)
+        if self.kind == "complex":
+            return (rng.standard_normal(self.shape) + 1j * rng.standard_normal(self.shape)).astype(self.dtype)
+        return np.asarray(rng.integers(0, self.bound, self.shape)).astype(self.dtype)
+
+    def __str__(self) -> str:
+        """The same as a Python expression of `rng`."""
+        name, shape = f'"{self.dtype.name}"', self.shape
+        if self.kind == "float":
+            return f"np.asarray(rng.standard_normal({shape})).astype({name})"
+        if self.kind == "complex":
+            return f"(rng.standard_normal({shape}) + 1j * rng.standard_normal({shape})).astype({name})"
+        return f"np.asarray(rng.integers(0, {self.bound}, {shape})).astype({name})"
+
+
+def draw_of(value: Value) -> Draw:
+    """How an argument of a program is made up."""
+    dtype, shape = numpy_dtype(value.dtype), tuple(value.shape or ())
+    if dtype == np.bool_ or dtype.kind == "c":
+        return Draw("bool" if dtype == np.bool_ else "complex", shape, dtype)
     try:
         largest = int(ml_dtypes.iinfo(dtype).max)
     except ValueError:
-        return np.asarray(rng.standard_normal(shape)).astype(dtype)
+        return Draw("float", shape, dtype)
     if value.dtype == "ui32" and _is_key(value):
-        return rng.integers(0, 2**32, shape, dtype=np.uint32)
+        return Draw("integer", shape, dtype, largest)
     bound = min(_indexed(value, _DEPTH), default=_INTEGERS)
-    return np.asarray(rng.integers(0, max(1, min(bound, largest)), shape)).astype(dtype)
+    return Draw("integer", shape, dtype, max(1, min(bound, largest)))
 
 
 def arguments(graph: Graph, given: Sequence[np.ndarray | None], seed: int) -> list[np.ndarray]:
     """The arguments of the main function of a program: those that are given, and all others made up."""
     rng = np.random.default_rng(seed)
     pairs = zip(graph.arguments, given, strict=True)
-    return [drawn(value, rng) if x is None else x for value, x in pairs]
+    return [draw_of(value).array(rng) if x is None else x for value, x in pairs]
 
 
 def _is_key(value: Value) -> bool:

@@ -9,7 +9,7 @@ from jax.extend.mlir.dialects import func
 
 from sdy_jax.equivalence.own_ops import expand_own_ops
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.ir.operations import module_of, named, post_order, pre_order, replace_op, top_level
+from sdy_jax.ir.operations import copied, main_function, module_of, named, post_order, pre_order, replace_op, top_level
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.ir.symbols import referenced_functions
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
@@ -24,7 +24,7 @@ _OURS = ("sdy.", "sdy_jax.")
 """How attributes begin that say nothing of what is computed."""
 
 
-def extracted(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]) -> ir.Module:
+def extracted(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]) -> ir.Operation:
     """A module whose `main` takes `inputs` and returns `outputs`, with copies of ops of one block in between.
 
     Shardings, collectives and meshes are copied, too.
@@ -46,7 +46,7 @@ def extracted(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Valu
         with ir.InsertionPoint(entry):
             func.ReturnOp([values[v.mlir] for v in outputs])
         _copy_functions(ops, module)
-    return module
+    return copied(module)
 
 
 def _take(copy: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
@@ -68,25 +68,25 @@ def _copy_functions(ops: Sequence[Op], module: ir.Module) -> None:
 
 
 def with_border(
-    module: ir.Module, inputs: Sequence[TensorSharding | None], outputs: Sequence[TensorSharding | None]
-) -> ir.Module:
+    module: ir.Operation, inputs: Sequence[TensorSharding | None], outputs: Sequence[TensorSharding | None]
+) -> ir.Operation:
     """The module, its arguments and results sharded so."""
-    main = top_level(module.operation, "func.func")[0]
+    main = main_function(module)
     for side, shardings in (("arg_attrs", inputs), ("res_attrs", outputs)):
         set_function_shardings(main, side, {i: s for i, s in enumerate(shardings) if s is not None})
     return module
 
 
-def on_whole_arrays(module: ir.Module) -> ir.Module:
+def on_whole_arrays(module: ir.Operation) -> ir.Operation:
     """What a module means for whole arrays: without meshes, shardings and collectives, in plain StableHLO. Meshes stay
-    where manual computations do, which are about what each device holds.
+    where manual computations do, which are about what each device holds. The module is changed.
 
     Raises:
         UnsupportedError: an op of ours calls a function of this process.
     """
     dropped = ("sdy.sharding_group",) if is_manual(module) else ("sdy.mesh", "sdy.sharding_group")
     with module.context, ir.Location.unknown(module.context):
-        for op in post_order(module.operation):
+        for op in post_order(module):
             if op.name in _FORWARDING:
                 replace_op(op, [op.operands[0]])
             elif op.name in dropped:
@@ -95,13 +95,13 @@ def on_whole_arrays(module: ir.Module) -> ir.Module:
                 _plain_constant(op)
             else:
                 _forget(op)
-        expand_own_ops(module.operation)
+        expand_own_ops(module)
     return module
 
 
-def is_manual(module: ir.Module) -> bool:
+def is_manual(module: ir.Operation) -> bool:
     """Whether a module holds what devices compute on blocks of their own, as in the body of a `jax.shard_map`."""
-    return bool(named(module.operation, "sdy.manual_computation"))
+    return bool(named(module, "sdy.manual_computation"))
 
 
 def _plain_constant(op: ir.Operation) -> None:

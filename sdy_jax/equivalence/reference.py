@@ -13,12 +13,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.equivalence.extraction import extracted, is_manual, on_whole_arrays
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import copied
 from sdy_jax.loading.program_calls import program_p
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 
 
 def run_plain(
-    module: ir.Module,
+    module: ir.Operation,
     arguments: Sequence[np.ndarray],
     devices: jax.sharding.Mesh | None = None,
     shardings: tuple[Sequence[NamedSharding], Sequence[NamedSharding]] | None = None,
@@ -26,8 +27,8 @@ def run_plain(
     """The results of `main` of a module in plain StableHLO, compiled for one device. Where it holds manual
     computations, for `devices`; with `shardings` of arguments and results, partitioned by XLA."""
     written = io.BytesIO()
-    module.operation.write_bytecode(written)
-    types = tuple(_aval(value) for value in Graph(module.operation).outputs)
+    module.write_bytecode(written)
+    types = tuple(_aval(value) for value in Graph(module).outputs)
     parameters = {"module": written.getvalue(), "name": "plain", "results": types, "foreign": False}
     options: dict[str, Any] = {}
     if shardings is not None:
@@ -54,8 +55,7 @@ def results_of(
     module: ir.Operation, arguments: Sequence[np.ndarray], devices: jax.sharding.Mesh | None = None
 ) -> list[np.ndarray]:
     """What the main function of a module, at any stage, returns for whole arguments."""
-    whole = ir.Module.parse(module.get_asm(enable_debug_info=True, print_generic_op_form=True), module.context)
-    return run_plain(on_whole_arrays(whole), arguments, devices)
+    return run_plain(on_whole_arrays(copied(module)), arguments, devices)
 
 
 def _aval(value: Value) -> jax.core.ShapedArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,13 +16,14 @@ from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
-from sdy_jax.equivalence.bisection import first_wrong
+from sdy_jax.equivalence.bisection import Wrong, WrongOp, first_wrong
 from sdy_jax.equivalence.comparison import Difference, compared, decided_by
 from sdy_jax.equivalence.culprit import fault_of
 from sdy_jax.equivalence.double import in_float64
 from sdy_jax.equivalence.job import Fault, Job, Outcome, Subject, Trial
 from sdy_jax.equivalence.meshes import on_mesh
 from sdy_jax.equivalence.reference import results_of
+from sdy_jax.equivalence.reproducer import reproducer_of_op, reproducer_of_program
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.loading.load import loads
 from sdy_jax.plan.plan import Plan
@@ -124,10 +126,25 @@ class _Run:
             differences.append((difference, self.plain.subject.outputs[number]))
         return max(differences, key=_how_far, default=(Difference(), ""))
 
-    def _fault(self, plan: Plan) -> Fault | None:
+    def _fault(self, plan: Plan) -> Fault:
+        """What is wrong first. Where that cannot be found, the results are still wrong."""
         subject, wanted = self.plain.subject, self.plain.results(self.devices)
-        wrong = first_wrong(plan, self.devices, subject.values, wanted)
-        return fault_of(wrong, plan)
+        try:
+            wrong = first_wrong(plan, self.devices, subject.values, wanted)
+            fault = fault_of(wrong, plan)
+        except Exception as error:
+            said = " ".join(str(error).split())
+            return Fault("the program", plan.source, "its results differ", "unknown", f"{type(error).__name__}: {said}")
+        return replace(fault, reproducer=self._reproducer(wrong, fault)) if self.job.reproduces else fault
+
+    def _reproducer(self, wrong: Wrong | None, fault: Fault) -> str:
+        """A program that shows the wrong op alone, or else the whole program."""
+        what = f"{fault.op} at {fault.source}: {fault.difference}."
+        found = reproducer_of_op(wrong, what) if isinstance(wrong, WrongOp) else ""
+        if found:
+            return found
+        program = on_mesh(self.plain.program, self.plain.subject.mesh_name, self.trial.mesh)
+        return reproducer_of_program(self.trial, program.module.get_asm(enable_debug_info=False), what)
 
 
 def _how_far(pair: tuple[Difference, str]) -> tuple[bool, float]:

@@ -38,12 +38,14 @@ class VerifiedCase:
     @property
     def row(self) -> Sequence[str]:
         """As a row of a table."""
-        what = "derivative" if self.is_derivative else "forward"
-        is_run = self.outcome.status in ("same", "different")
-        figures = (f"{self.outcome.largest:.2g}", f"{self.outcome.allowed:.2g}") if is_run else ("", "")
-        said = self.outcome.problem or ("same" if not self.outcome.like else f"same program as by {self.outcome.like}")
-        status = f"{self.outcome.status}: {said}" if self.outcome.problem else said
-        return (self.mesh, "uneven" if self.is_uneven else "", self.target, what, *figures, status)
+        found, what = self.outcome, "derivative" if self.is_derivative else "forward"
+        figures = (
+            (f"{found.largest:.2g}", f"{found.allowed:.2g}") if found.status in ("same", "different") else ("", "")
+        )
+        place = self.mesh, "uneven" if self.is_uneven else "", self.target, what
+        like = f", the program by {found.like}" if found.like else ""
+        said = f": {' '.join(found.problem.split())}" if found.problem else ""
+        return (*place, *figures, f"{found.status}{like}{said}")
 
 
 class VerificationError(AssertionError):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
+
+import jax
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.options import Options
@@ -87,14 +90,16 @@ def verify(
         >>> step = sdy.partition(train_step, mesh=mesh, in_shardings=(None, P("data")))
         >>> sdy.verify(step, state, batch).raise_for_difference()
     """
-    function = _partitioned(fun, mesh, in_shardings, out_shardings, options)
-    program, subjects, why_not = subjects_of(function, args, kwargs, derivatives, seed)
-    is_here = is_bound_here(program)
-    if is_here:
-        subjects, why_not = subjects[:1], "it calls functions of this process"
-    trials, notes = _trials(program, options_of(function), meshes, targets, uneven, subjects)
-    job = Job(tuple(subjects), tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=True)
-    found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
+    with jax.enable_x64(True) if isinstance(fun, Program) else nullcontext():  # it says how many bits its types have
+        function = _partitioned(fun, mesh, in_shardings, out_shardings, options)
+        program, subjects, why_not = subjects_of(function, args, kwargs, derivatives, seed)
+        if is_bound_here(program):
+            subjects, why_not = subjects[:1], "it calls functions of this process"
+        trials, notes = _trials(program, options_of(function), meshes, targets, uneven, subjects)
+        planning = _planning(options_of(function))
+        job = Job(tuple(subjects), tuple(trials), planning, rtol, atol, reproduces=True)
+        is_here = is_bound_here(program)
+        found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
     notes += [f"no derivatives: {why_not}"] if derivatives and why_not else []
     return Verification(name_of(function), tuple(_cases(job, found)), tuple(notes))
 
