@@ -33,6 +33,11 @@ def name_of(function: PartitionedFunction[..., Any]) -> str:
     return function._function.name
 
 
+def source_of(function: PartitionedFunction[..., Any]) -> str:
+    """The line at which a function was partitioned."""
+    return function._function.source
+
+
 def plain_results(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The leaves of what the function returns under `jax.jit`; of random keys the words."""
     planned = function._function

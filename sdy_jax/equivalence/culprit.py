@@ -44,6 +44,7 @@ def fault_of(wrong: Wrong | None, plan: Plan) -> Fault:
         place.scope,
         _strategy(wrong),
         _collectives(wrong),
+        _users(wrong),
         wrong.within,
     )
 
@@ -78,13 +79,23 @@ def _type(value: Value, sharding: TensorSharding | None) -> str:
 
 
 def _collectives(wrong: WrongOp) -> tuple[str, ...]:
-    """What makes the operands, where these are collectives; and for which ops a wrong one is."""
+    """What makes the operands, where these are collectives."""
     makers = [v.defining_op for v in wrong.inputs]
-    found = [_said(op) for op in makers if op is not None and op.name in COLLECTIVE_OPS]
-    if wrong.op.name in COLLECTIVE_OPS or wrong.op.name == "sdy.reshard":
-        users = [f"{_title(user)} at {short_source(user.source)}" for v in wrong.results for user, _ in v.uses]
-        found += [f"(it is itself {_said(wrong.op)}, for {user})" for user in dict.fromkeys(users)]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(_said(op) for op in makers if op is not None and op.name in COLLECTIVE_OPS))
+
+
+def _users(wrong: WrongOp) -> tuple[str, ...]:
+    """For which ops a wrong collective is, and what it says."""
+    if wrong.op.name not in COLLECTIVE_OPS and wrong.op.name != "sdy.reshard":
+        return ()
+    users = [user for v in wrong.results for user, _ in v.uses]
+    return tuple(dict.fromkeys(f"{_user(user)}: {_said(wrong.op)}" for user in users))
+
+
+def _user(op: Op) -> str:
+    if op.name == "func.return":
+        return "a result of the program"
+    return f"{_title(op)} at {short_source(op.source)}"
 
 
 def _said(op: Op) -> str:

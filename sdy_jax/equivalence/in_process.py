@@ -1,7 +1,10 @@
-"""Programs that only the process that traced them can run, because they call its Python functions."""
+"""What is verified in this process: programs that only it can run, because they call its Python functions, and the
+plans of tests."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,10 +13,15 @@ import numpy as np
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.calls.traced_programs import plain_results
+from sdy_jax.equivalence.bisection import first_wrong
+from sdy_jax.equivalence.culprit import fault_of
 from sdy_jax.equivalence.job import Job, Outcome
+from sdy_jax.equivalence.subject import words_of
 from sdy_jax.equivalence.trial import outcomes
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.custom_ops import kept_in
+from sdy_jax.plan.plan import Plan
+from sdy_jax.representation.named import AnyMesh
 
 
 def is_bound_here(program: Program) -> bool:
@@ -44,3 +52,18 @@ def run_here(
         np.asarray(x) for x in plain_results(function, *jax.tree.unflatten(jax.tree.structure((args, kwargs)), given))
     ]
     return list(outcomes(job, plain=wanted))
+
+
+def first_wrong_in(plan: Plan, mesh: AnyMesh, called: Any, wanted: Sequence[np.ndarray]) -> str:
+    """What is wrong first in a plan whose results are wrong, as lines that begin with a line's end; empty where that
+    cannot be found here."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return ""
+    values = [words_of(x) for x in (*plan.program.constants, *jax.tree.leaves(called))]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wrong = first_wrong(plan, mesh, values, wanted)
+        return f"\n{fault_of(wrong, plan)}"
+    except Exception:  # the results are wrong all the same, and that is what is to be said
+        return ""

@@ -18,6 +18,7 @@ class Subject:
 
     Attributes:
         name: the function's.
+        source: the line at which it was partitioned.
         text: its module in StableHLO and SDY, as it was traced, with source lines.
         mesh_name: the symbol of its mesh.
         values: the arguments of its main function; of random keys the words.
@@ -27,6 +28,7 @@ class Subject:
     """
 
     name: str
+    source: str
     text: str
     mesh_name: str
     values: tuple[np.ndarray, ...]
@@ -83,7 +85,8 @@ class Fault:
         op: the name of the op whose result is wrong though its operands are right; empty where no single op is.
         source: the line of the user's code that it comes from; `library` and `scope` as in a plan.
         strategy: the types of its operands and results with the axes that split them, `f32[8@data] -> f32[]`.
-        collectives: those that make its operands, and that it is for, if it is one.
+        collectives: those that make its operands.
+        users: where it is a collective itself, what it says and the ops that it is for.
         within: the loops and branches around it, outermost first.
         difference: how its result differs.
         culprit: whose mistake it is: "sdy_jax", "XLA", "rounding" or "unknown", and `evidence` why.
@@ -99,6 +102,7 @@ class Fault:
     scope: str = ""
     strategy: str = ""
     collectives: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
     within: tuple[str, ...] = ()
     reproducer: str = ""
 
@@ -107,7 +111,8 @@ class Fault:
         lines = [f"first wrong value: {self.op} at {self.source}{where}: {self.difference}"]
         lines += [f"  inside {place}" for place in self.within]
         lines += [f"  runs as {self.strategy}"] if self.strategy else []
-        lines += [f"  operand by {each}" for each in self.collectives]
+        lines += [f"  takes what is made by {each}" for each in self.collectives]
+        lines += [f"  moves its operand for {each}" for each in self.users]
         lines += [f"  in {self.scope}"] if self.scope else []
         return "\n".join([*lines, f"  mistake of {self.culprit}: {self.evidence}"])
 

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.partitioned_function import PartitionedFunction
-from sdy_jax.calls.traced_programs import traced_program, transposed_program
+from sdy_jax.calls.traced_programs import source_of, traced_program, transposed_program
 from sdy_jax.equivalence.drawing import arguments
 from sdy_jax.equivalence.job import Subject
 from sdy_jax.errors import InternalError, UnsupportedError
@@ -36,14 +36,15 @@ def subjects_of(
     program, leaves = traced_program(function, args, kwargs), jax.tree.leaves((args, kwargs))
     leaves = leaves if len(leaves) == len(program.inputs) else [None] * len(program.inputs)  # some are static
     given = [_array(x) for x in (*program.constants, *leaves)]
-    first = _subject(program, given, seed)
+    source = source_of(function)
+    first = _subject(program, source, given, seed)
     found = [first]
     transposed, why_not = _transposed(function, args, kwargs) if derivatives else (None, "")
     if transposed is not None:
         known = first.values[len(program.constants) :]
         constants = [_array(x) for x in transposed.constants]
         more = [None] * (len(transposed.inputs) - len(known))
-        found.append(_subject(transposed, [*constants, *known, *more], seed + 1, is_derivative=True))
+        found.append(_subject(transposed, source, [*constants, *known, *more], seed + 1, is_derivative=True))
     return program, found, why_not
 
 
@@ -66,10 +67,13 @@ def _transposed(
     )
 
 
-def _subject(program: Program, given: Sequence[np.ndarray | None], seed: int, is_derivative: bool = False) -> Subject:
+def _subject(
+    program: Program, source: str, given: Sequence[np.ndarray | None], seed: int, is_derivative: bool = False
+) -> Subject:
     first = len(program.constants)
     return Subject(
         program.name,
+        source,
         program.module.get_asm(enable_debug_info=True),
         program.mesh_name,
         tuple(arguments(_inlined(program), given, seed)),
@@ -92,8 +96,11 @@ def _array(x: Any) -> np.ndarray | None:
     """A value as the module takes it; None for what is only a type."""
     if isinstance(x, jax.core.Tracer):
         raise UnsupportedError("verify: the function closes over values of an outer trace; call it outside of that")
-    if x is None or isinstance(x, jax.ShapeDtypeStruct):
-        return None
+    return None if x is None or isinstance(x, jax.ShapeDtypeStruct) else words_of(x)
+
+
+def words_of(x: Any) -> np.ndarray:
+    """An array on the host, as a module takes it: of random keys the words."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(x))
     return np.asarray(x, jax.typeof(x).dtype)

@@ -25,6 +25,7 @@ from sdy_jax.equivalence.meshes import on_mesh
 from sdy_jax.equivalence.reference import results_of
 from sdy_jax.equivalence.reproducer import reproducer_of_op, reproducer_of_program
 from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.ir import hidden_frames
 from sdy_jax.loading.load import loads
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.devices import mesh_on_devices
@@ -112,7 +113,8 @@ class _Run:
         subject = self.plain.subject
         program = on_mesh(self.plain.program, subject.mesh_name, self.trial.mesh)
         options = {**self.job.options, "mesh": self.devices, "costs": self.trial.costs, "on_unknown": "ignore"}
-        made: PartitionedFunction[..., Any] = partition(program, **options, **_automatic(subject, program))
+        with hidden_frames.called_from(subject.source):
+            made: PartitionedFunction[..., Any] = partition(program, **options, **_automatic(subject, program))
         return made
 
     def _compared(self, found: list[np.ndarray]) -> tuple[Difference, str]:

@@ -169,8 +169,12 @@ def _costs(targets: Sequence[str] | None, options: Options, mesh: Mesh) -> Itera
         elif machine in machines():
             yield name, CostModel.of_machine(machine, mesh.axis_names)
         else:
-            known = ", ".join((*TARGETS, *machines()))
-            raise SdyError(f"verify: targets has {name!r}; expected some of {known}")
+            raise SdyError(f"verify: targets has {name!r}; expected some of {', '.join(known_targets())}")
+
+
+def known_targets() -> tuple[str, ...]:
+    """The names of kinds of machines, and of machines."""
+    return (*TARGETS, *machines())
 
 
 def _cases(job: Job, outcomes: Sequence[Outcome]) -> Iterator[VerifiedCase]:

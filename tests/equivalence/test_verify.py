@@ -105,7 +105,7 @@ def test_wrong_arguments_of_verify_are_named(mesh):
 
 def test_a_process_that_dies_fails_one_case_and_the_others_run():
     text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
-    subject = Subject("main", text, "mesh", (X[:, 0].copy(),), ("result",))
+    subject = Subject("main", "here:1", text, "mesh", (X[:, 0].copy(),), ("result",))
     trials = (Trial(0, Mesh.of(x=2), "cpu"), Trial(0, Mesh.of(x=99), "cpu"), Trial(0, Mesh.of(x=2), "cpu"))
     job = Job((subject,), trials[:1])
     assert [outcome.status for outcome in run_in_child(job, 60)] == ["same"]
