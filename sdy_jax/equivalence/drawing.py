@@ -92,15 +92,17 @@ def _indexed(value: Value, depth: int) -> Iterator[int]:
 
 
 def _sizes(op: Op, operand: int) -> Iterator[int]:
+    """The numbers of starts from which nothing is cut off, where an operand is a start in some dimension."""
     shape = op.operands[0].shape or ()
     if op.name == "stablehlo.gather" and operand == 1:
-        yield from (shape[d] for d in _dims(op, "start_index_map"))
+        sizes = op.ints("slice_sizes")
+        yield from (shape[d] - sizes[d] + 1 for d in _dims(op, "start_index_map"))
     elif op.name == "stablehlo.scatter" and operand == len(op.operands) // 2:
         yield from (shape[d] for d in _dims(op, "scatter_dims_to_operand_dims"))
     elif op.name == "stablehlo.dynamic_slice" and operand:
-        yield shape[operand - 1]
+        yield shape[operand - 1] - op.ints("slice_sizes")[operand - 1] + 1
     elif op.name == "stablehlo.dynamic_update_slice" and operand > 1:
-        yield shape[operand - 2]
+        yield shape[operand - 2] - (op.operands[1].shape or ())[operand - 2] + 1
     elif op.name == "stablehlo.compare":
         yield from _counted(op.operands[1 - operand])
 

@@ -41,17 +41,26 @@ def test_every_value_of_a_right_program_is_right(mesh):
     assert first_wrong(plan, mesh, [X, W], wanted) is None
 
 
-def test_values_in_rings_and_buckets_are_right_too():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
-    costs = sdy.CostModel.of_machine("tpu v5e", mesh.axis_names)
+def test_values_in_rings_are_right_too(mesh):
+    def layer(x, around, up, down):
+        return jnp.tanh(jnp.tanh(x @ around) @ up) @ down @ around
 
-    def layers(x, a, b):
-        return jnp.tanh(x @ a) @ b, (x * 2).sum(0), (x * 3).sum(0)
-
-    args = [np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32) for i in range(3)]
-    specs = (P("data"), P("data", "model"), P("model", "data"))
-    plan, wanted = planned(mesh, layers, specs, args, costs=costs)
+    costs = sdy.CostModel(latency=1e-7, flop=1e-11, bandwidth={"data": 1e9, "model": 1e9}, memory=1e-13)
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal(n).astype(np.float32) for n in ((128, 64), (64, 64), (64, 1024), (1024, 64))]
+    specs = P("model"), P(), P(None, "model"), P("model")
+    plan, wanted = planned(mesh, layer, specs, args, costs=costs, out_shardings=P("model"))
+    assert "sdy_jax.ring" in plan.mlir()
     assert first_wrong(plan, mesh, args, wanted) is None
+
+
+def test_values_in_buckets_are_right_too(mesh):
+    def each(x, y):
+        return jnp.tanh(x), jnp.tanh(y)
+
+    plan, wanted = planned(mesh, each, P("data"), (X, X * 2), combine="1MiB", out_shardings=P())
+    assert "sdy_jax.bucket" in plan.mlir()
+    assert first_wrong(plan, mesh, [X, X * 2], wanted) is None
 
 
 def test_a_wrong_collective_is_named_with_what_it_is_for_and_shown_alone(mesh, monkeypatch):
