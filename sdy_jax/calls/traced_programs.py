@@ -38,6 +38,12 @@ def source_of(function: PartitionedFunction[..., Any]) -> str:
     return function._function.source
 
 
+def size_of_mesh(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many devices the mesh of a call has; of several the first."""
+    planned = function._function
+    return int(planned.mesh_of(planned.given(args, kwargs)[0]).size)
+
+
 def plain_results(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The leaves of what the function returns under `jax.jit`; of random keys the words."""
     planned = function._function

@@ -16,11 +16,10 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.equivalence.comparison import TOLERANCE, Difference, compared, decided_by
-from sdy_jax.equivalence.double import in_float64
 from sdy_jax.equivalence.extraction import extracted
+from sdy_jax.equivalence.more_exact import is_wide, more_exact
 from sdy_jax.equivalence.observation import Observed
 from sdy_jax.equivalence.reference import meaning, results_of
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.sdy_collectives import BUCKET, COLLECTIVE_OPS, REDUCING, RING
@@ -235,14 +234,11 @@ def _is_rounding(
     found: np.ndarray,
     wanted: np.ndarray,
 ) -> bool:
-    """Whether a difference is one of rounding, by the same ops in float64."""
+    """Whether a difference is one of rounding, by the same ops computed more exactly."""
     if wanted.dtype.name not in TOLERANCE:
         return False
-    try:
-        (exact,) = in_float64(extracted(ops, inputs, [output]), given)
-    except (SdyError, ValueError, jax.errors.JaxRuntimeError):
-        return False
-    return decided_by(found, wanted, exact).ok
+    exact = more_exact(extracted(ops, inputs, [output]), given, is_wide(wanted.dtype))
+    return exact is not None and decided_by(found, wanted, exact[0]).ok
 
 
 def worst_of(found: Sequence[np.ndarray], wanted: np.ndarray) -> tuple[Difference, np.ndarray]:

@@ -70,8 +70,8 @@ def compared(found: np.ndarray, wanted: np.ndarray, rtol: float | None = None, a
 
 
 def decided_by(found: np.ndarray, wanted: np.ndarray, exact: np.ndarray) -> Difference:
-    """As `compared`, where the plain result is itself off by rounding: `exact` is what the plain program gives in
-    float64, from which `found` may be a small multiple as far as `wanted` is."""
+    """As `compared`, where the plain result is itself off by rounding: `exact` is what the plain program gives where it
+    is computed more exactly, from which `found` may be a small multiple as far as `wanted` is."""
     plain = compared(found, wanted)
     if plain.ok or exact.shape != wanted.shape or not np.isfinite(plain.largest) or plain.allowed == 0:
         return plain
@@ -81,7 +81,7 @@ def decided_by(found: np.ndarray, wanted: np.ndarray, exact: np.ndarray) -> Diff
     allowed = max(_AS_FAR * theirs, plain.allowed)
     if ours <= allowed:
         return Difference("", ours, allowed)
-    return Difference(f"is off by {ours:.3g} of the float64 result, and the plain one by {theirs:.3g}", ours, allowed)
+    return Difference(f"is off by {ours:.3g} of a more exact result, the plain one by {theirs:.3g}", ours, allowed)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

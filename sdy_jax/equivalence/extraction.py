@@ -9,7 +9,18 @@ from jax.extend.mlir.dialects import func
 
 from sdy_jax.equivalence.own_ops import expand_own_ops
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.ir.operations import copied, main_function, module_of, named, post_order, pre_order, replace_op, top_level
+from sdy_jax.ir.operations import (
+    copied,
+    main_function,
+    module_of,
+    named,
+    post_order,
+    pre_order,
+    renamed,
+    replace_op,
+    text_of_constant,
+    top_level,
+)
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.ir.symbols import referenced_functions
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
@@ -92,7 +103,8 @@ def on_whole_arrays(module: ir.Operation) -> ir.Operation:
             elif op.name in dropped:
                 op.erase()
             elif op.name == "sdy.constant":
-                _plain_constant(op)
+                _forget(op)
+                replace_op(op, list(_plain_constant(op).results))
             else:
                 _forget(op)
         expand_own_ops(module)
@@ -104,12 +116,19 @@ def is_manual(module: ir.Operation) -> bool:
     return bool(named(module, "sdy.manual_computation"))
 
 
-def _plain_constant(op: ir.Operation) -> None:
-    attributes = {"value": op.attributes["value"]}
-    made = ir.Operation.create(
-        "stablehlo.constant", [op.results[0].type], [], attributes, loc=op.location, ip=ir.InsertionPoint(op)
-    )
-    replace_op(op, list(made.results))
+def _plain_constant(op: ir.Operation) -> ir.Operation:
+    """The constant of StableHLO. The bindings refuse to give out complex numbers, which go through text."""
+    try:
+        return renamed(op, "stablehlo.constant")
+    except TypeError:
+        return constant_from(text_of_constant(op).replace('"sdy.constant"', '"stablehlo.constant"', 1), op)
+
+
+def constant_from(text: str, place: ir.Operation) -> ir.Operation:
+    """A constant in its generic form, put before an op."""
+    made = ir.Operation.parse(text, context=place.context)
+    ir.InsertionPoint(place).insert(made)
+    return made.operation
 
 
 def _forget(op: ir.Operation) -> None:

@@ -18,6 +18,7 @@ from sdy_jax.equivalence.in_process import is_bound_here, run_here
 from sdy_jax.equivalence.job import Job, Outcome, Subject, Trial
 from sdy_jax.equivalence.meshes import resized, scaled_down, uneven
 from sdy_jax.equivalence.process import run_in_child
+from sdy_jax.equivalence.smaller import smaller_arguments
 from sdy_jax.equivalence.subject import subjects_of
 from sdy_jax.equivalence.verification import Verification, VerifiedCase
 from sdy_jax.errors import SdyError
@@ -68,7 +69,7 @@ def verify(
         *args, **kwargs: its arguments: arrays, or `ShapeDtypeStruct`s, for which values are made up.
         mesh, in_shardings, out_shardings: of a plain function, as in `sdy.partition`.
         meshes: further meshes: sizes for axes of the function's mesh, `{"data": 3}`. Meshes of more than 16 devices are
-            scaled down.
+            scaled down, and the arguments of functions that take other sizes with them.
         targets: by whose costs programs are planned: "cpu", "gpu", "tpu", or names of machines; by default these three,
             and the function's own, if it has some.
         derivatives: compare gradients for random cotangents, too.
@@ -87,15 +88,18 @@ def verify(
             few devices here.
 
     Example:
-        >>> step = sdy.partition(train_step, mesh=mesh, in_shardings=(None, P("data")))
-        >>> sdy.verify(step, state, batch).raise_for_difference()
+        step = sdy.partition(train_step, mesh=mesh, in_shardings=(None, P("data")))
+        sdy.verify(step, state, batch).raise_for_difference()
     """
     with jax.enable_x64(True) if isinstance(fun, Program) else nullcontext():  # it says how many bits its types have
         function = _partitioned(fun, mesh, in_shardings, out_shardings, options)
+        smaller = smaller_arguments(function, args, kwargs)
+        args, kwargs = smaller.args, smaller.kwargs
         program, subjects, why_not = subjects_of(function, args, kwargs, derivatives, seed)
         if is_bound_here(program):
             subjects, why_not = subjects[:1], "it calls functions of this process"
         trials, notes = _trials(program, options_of(function), meshes, targets, uneven, subjects)
+        trials, notes = [smaller.trial(trial) for trial in trials], [*notes, *smaller.notes]
         planning = _planning(options_of(function))
         job = Job(tuple(subjects), tuple(trials), planning, rtol, atol, reproduces=True)
         is_here = is_bound_here(program)

@@ -60,6 +60,28 @@ def test_a_large_mesh_is_scaled_down_and_said_so():
     assert any('<["data"=16, "model"=16]> is run as <["data"=2, "model"=2]>' in note for note in found.notes)
 
 
+def test_arguments_of_a_large_mesh_are_made_smaller_where_the_function_takes_them():
+    def model(params, x, row):
+        return jnp.tanh(x @ params["up"]).reshape(x.shape[0], 16, 128)[row]
+
+    mesh = jax.sharding.AbstractMesh((16, 16), ("data", "model"))
+    params = {"up": jax.ShapeDtypeStruct((512, 2048), "float32")}
+    types = params, jax.ShapeDtypeStruct((4096, 512), "float32"), jax.ShapeDtypeStruct((), "int32")
+    found = sdy.verify(model, *types, mesh=mesh, in_shardings=({"up": P(None, "model")}, P("data"), None), **ONCE)
+    assert found and "sizes: 4096 as 256, 512 as 32" in str(found), found  # 2048 is 16 x 128, as the function says
+
+
+def test_complex_and_double_numbers_are_compared_where_they_cancel(mesh):
+    def cancelled(x, y):
+        wave = jnp.exp(1j * x.astype(jnp.complex64))
+        return (wave * 2j + (2.0 + 1j)).sum(0) - wave.sum(0) * 2j, (y - y.mean()).sum()
+
+    with jax.enable_x64(True):
+        args = X, X.astype(np.float64)
+        found = sdy.verify(cancelled, *args, mesh=mesh, in_shardings=P("data", "model"), **ONCE)
+    assert found, found
+
+
 def test_a_program_from_text_has_no_derivatives_and_says_so():
     program = sdy.loads("func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
     found = sdy.verify(program, X[:, 0], mesh=ABSTRACT, in_shardings=P("data"), targets=["cpu"], uneven=False)

@@ -1,18 +1,19 @@
-"""A program in float64: what decides where the float32 one is itself far off."""
+"""A program computed more exactly than it says: what decides where it is itself far off by rounding."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+import jax
 import ml_dtypes
 import numpy as np
 from jax.extend.mlir import ir
 
-from sdy_jax.equivalence.extraction import on_whole_arrays
+from sdy_jax.equivalence.extraction import constant_from, on_whole_arrays
 from sdy_jax.equivalence.reference import run_plain
-from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.operations import copied, named, pre_order, update_function_type
+from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.ir.operations import copied, named, pre_order, replace_op, text_of_constant, update_function_type
 
 _NARROW = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 """The element types that become float64."""
@@ -40,6 +41,29 @@ def in_float64(module: ir.Operation, arguments: Sequence[np.ndarray]) -> list[np
     return run_plain(plain, [_wide_array(x) for x in arguments])
 
 
+def more_exact(module: ir.Operation, arguments: Sequence[np.ndarray], of_wide: bool) -> list[np.ndarray] | None:
+    """Results that say how far off a program's own are by rounding. In float64; where they are that already, which
+    `of_wide` says, those for arguments that are off by as much as it rounds. None where they cannot be had."""
+    try:
+        if not of_wide:
+            return in_float64(module, arguments)
+        rng = np.random.default_rng(0)
+        return run_plain(on_whole_arrays(copied(module)), [_rounded_otherwise(x, rng) for x in arguments])
+    except (SdyError, ValueError, TypeError, ir.MLIRError, jax.errors.JaxRuntimeError):
+        return None
+
+
+def _rounded_otherwise(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if not is_wide(x.dtype):
+        return x
+    return np.asarray(x * (1 + np.finfo(np.float64).eps * rng.choice([-1.0, 1.0], x.shape)))
+
+
+def is_wide(dtype: np.dtype) -> bool:
+    """Whether nothing on the devices is more exact than a type."""
+    return dtype in (np.float64, np.complex128)
+
+
 def _wide_array(x: np.ndarray) -> np.ndarray:
     if x.dtype in _NARROW.values():
         return x.astype(np.float64)
@@ -56,6 +80,10 @@ def _widen(op: ir.Operation) -> None:
         return
     if "algorithm" in op.attributes and op.name == "stablehlo.dot_general":
         del op.attributes["algorithm"]
+    if op.name == "stablehlo.constant" and "complex<" in str(op.results[0].type):
+        text = text_of_constant(op).replace("complex<f32>", "complex<f64>")
+        replace_op(op, list(constant_from(text, op).results))
+        return
     for result in op.results:
         result.set_type(_wide(result.type))
     if op.name == "stablehlo.constant":
@@ -119,7 +147,7 @@ def _wide_elements(attribute: ir.Attribute, type_: ir.Type) -> ir.Attribute:
     text = str(attribute)
     element = next((name for name in _NARROW if re.search(rf"\b{name}>$|x{name}>$", text)), "")
     if not element:
-        return ir.Attribute.parse(re.sub(r"f32>>$", "f64>>", text)) if text.endswith("complex<f32>>") else attribute
+        return attribute
     if element == "bf16":
         if bits := _BITS.match(text):
             value = np.frombuffer(bytes.fromhex(bits[1])[::-1], ml_dtypes.bfloat16).astype(np.float64)[0]
