@@ -66,7 +66,12 @@ class WrongStage:
     difference: Difference
 
 
-Wrong = WrongOp | WrongStage
+@dataclass(frozen=True)
+class Rounding:
+    """Values differ, and every op that makes them is right on right operands: roundings add up."""
+
+
+Wrong = WrongOp | WrongStage | Rounding
 
 
 def first_wrong(
@@ -74,6 +79,8 @@ def first_wrong(
 ) -> Wrong | None:
     """What is wrong first in a plan whose results differ from those that are wanted; None where every value is right
     when all are looked at, so that only the border, or what is compiled together, can be wrong.
+
+    Stages are only compared where no op is wrong: one that a pass has made of another is right by what it means.
 
     Args:
         plan: of the program.
@@ -83,8 +90,9 @@ def first_wrong(
     """
     graph = Graph(plan.program.module)
     search = _Search(Observed(graph, plan.program.mesh, devices))
-    found = search.in_block(graph.main.blocks[0], dict(zip(graph.arguments, arguments, strict=True)))
-    return found or _first_wrong_stage(plan, devices, arguments, wanted)
+    known = dict(zip(graph.arguments, arguments, strict=True))
+    found = search.in_block(graph.main.blocks[0], known) or _first_wrong_stage(plan, devices, arguments, wanted)
+    return Rounding() if found is None and search.rounded else found
 
 
 def _first_wrong_stage(
@@ -102,7 +110,9 @@ def _first_wrong_stage(
 @dataclass(frozen=True)
 class _Search:
     observed: Observed
-    within: tuple[str, ...] = field(default=())
+    within: tuple[str, ...] = ()
+    rounded: list[Op] = field(default_factory=list)
+    """Ops whose results differ, and do not where they run alone."""
 
     def in_block(self, block: Block, known: Mapping[Value, np.ndarray]) -> WrongOp | None:
         """The first wrong op of a block, whose arguments and outer values are known, or of the blocks inside of it."""
@@ -120,6 +130,7 @@ class _Search:
                 wrong = self._alone(unit, right)
                 if wrong is not None:
                     return self._inside(wrong, right) or wrong
+                self.rounded.append(unit[-1])
         return None
 
     def _alone(self, unit: Sequence[Op], right: Mapping[Value, np.ndarray]) -> WrongOp | None:

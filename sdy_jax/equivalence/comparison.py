@@ -69,19 +69,26 @@ def compared(found: np.ndarray, wanted: np.ndarray, rtol: float | None = None, a
     return Difference(problem, largest, allowed)
 
 
-def decided_by(found: np.ndarray, wanted: np.ndarray, exact: np.ndarray) -> Difference:
+def decided_by(found: np.ndarray, wanted: np.ndarray, exact: np.ndarray, moved: np.ndarray | None = None) -> Difference:
     """As `compared`, where the plain result is itself off by rounding: `exact` is what the plain program gives where it
-    is computed more exactly, from which `found` may be a small multiple as far as `wanted` is."""
+    is computed more exactly, from which `found` may be a small multiple as far as `wanted` is; or as far as `moved` is
+    from `wanted`, the plain result for arguments that are rounded otherwise."""
     plain = compared(found, wanted)
     if plain.ok or exact.shape != wanted.shape or not np.isfinite(plain.largest) or plain.allowed == 0:
         return plain
-    a, b, c = _wide(found), _wide(wanted), _wide(exact)
-    finite = np.isfinite(b) & np.isfinite(c)
-    ours, theirs = (float(np.abs(x[finite] - c[finite]).max(initial=0.0)) for x in (a, b))
+    ours, theirs = _largest(found, exact), _largest(wanted, exact)
+    theirs = max(theirs, 0.0 if moved is None else _largest(moved, wanted))
     allowed = max(_AS_FAR * theirs, plain.allowed)
     if ours <= allowed:
         return Difference("", ours, allowed)
     return Difference(f"is off by {ours:.3g} of a more exact result, the plain one by {theirs:.3g}", ours, allowed)
+
+
+def _largest(x: np.ndarray, y: np.ndarray) -> float:
+    """The largest difference of elements that are finite in both."""
+    a, b = _wide(x), _wide(y)
+    finite = np.isfinite(a) & np.isfinite(b)
+    return float(np.abs(a[finite] - b[finite]).max(initial=0.0))
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

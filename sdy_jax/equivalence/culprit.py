@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from sdy_jax.equivalence.bisection import Wrong, WrongOp, WrongStage
+from sdy_jax.equivalence.bisection import Rounding, Wrong, WrongOp, WrongStage
 from sdy_jax.equivalence.comparison import compared
 from sdy_jax.equivalence.extraction import extracted, on_whole_arrays
 from sdy_jax.equivalence.job import Fault
@@ -21,15 +21,18 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 
 _TOGETHER = (
-    "every value is right where all of them are looked at, so that only what XLA makes of the whole, the border of the "
-    "program, or rounding is left"
+    "every value is right where all of them are looked at, so that only what XLA makes of the whole, or the border of "
+    "the program, is left"
 )
+_ADDS_UP = "values differ, and every op is right alone, on right operands: roundings add up"
 
 
 def fault_of(wrong: Wrong | None, plan: Plan) -> Fault:
     """What is wrong, in words."""
     if wrong is None:
         return Fault("the program", short_source(plan.source), "its results differ", "unknown", _TOGETHER)
+    if isinstance(wrong, Rounding):
+        return Fault("the program", short_source(plan.source), "its results differ", "rounding", _ADDS_UP)
     if isinstance(wrong, WrongStage):
         return _of_stage(wrong, plan)
     place = place_of(wrong.op.mlir.location)

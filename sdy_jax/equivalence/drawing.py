@@ -1,4 +1,7 @@
-"""Arguments that are made up: floats are normally distributed, integers are indices of what they index."""
+"""Arguments that are made up: floats are normally distributed, integers are indices of what they index.
+
+Floats of matrices are as small as keeps products of them near 1: else what a deep program makes of them is rounding.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +38,28 @@ class Draw:
     dtype: np.dtype
     bound: int = 2
 
+    @property
+    def scale(self) -> float:
+        """The standard deviation of floats."""
+        return float(f"{max(self.shape, default=1) ** -0.5:.2g}") if len(self.shape) > 1 and all(self.shape) else 1.0
+
     def array(self, rng: np.random.Generator) -> np.ndarray:
         """The array, with the next numbers of a generator."""
         if self.kind == "float":
-            return np.asarray(rng.standard_normal(self.shape)).astype(self.dtype)
+            return np.asarray(rng.normal(0, self.scale, self.shape)).astype(self.dtype)
         if self.kind == "complex":
-            return (rng.standard_normal(self.shape) + 1j * rng.standard_normal(self.shape)).astype(self.dtype)
+            real, imaginary = (rng.normal(0, self.scale, self.shape) for _ in range(2))
+            return np.asarray(real + 1j * imaginary).astype(self.dtype)
         return np.asarray(rng.integers(0, self.bound, self.shape)).astype(self.dtype)
 
     def __str__(self) -> str:
         """The same as a Python expression of `rng`."""
         name, shape = f'"{self.dtype.name}"', self.shape
+        drawn = f"rng.normal(0, {self.scale}, {shape})"
         if self.kind == "float":
-            return f"np.asarray(rng.standard_normal({shape})).astype({name})"
+            return f"np.asarray({drawn}).astype({name})"
         if self.kind == "complex":
-            return f"(rng.standard_normal({shape}) + 1j * rng.standard_normal({shape})).astype({name})"
+            return f"np.asarray({drawn} + 1j * {drawn}).astype({name})"
         return f"np.asarray(rng.integers(0, {self.bound}, {shape})).astype({name})"
 
 

@@ -89,7 +89,7 @@ class Fault:
         users: where it is a collective itself, what it says and the ops that it is for.
         within: the loops and branches around it, outermost first.
         difference: how its result differs.
-        culprit: whose mistake it is: "sdy_jax", "XLA", "rounding" or "unknown", and `evidence` why.
+        culprit: whose mistake it is: "sdy_jax", "XLA" or "unknown", and `evidence` why; "rounding" where it is none.
         reproducer: a Python program that shows it by itself; empty where none is asked for or none shows it.
     """
 
@@ -122,8 +122,9 @@ class Outcome:
     """What came of a trial.
 
     Attributes:
-        problem: what differs; or why it could not run, which `status` says: "same", "different", "refused" by an error
-            that explains itself, or "failed" by any other.
+        status: "same", "different", or "rounding", where results differ and every op is right alone; "refused" by an
+            error that explains itself, or "failed" by any other.
+        problem: what differs; or why it could not run.
         largest, allowed: of the result that is furthest off, beside what is allowed.
         like: the target that had the same program, where it was not run again.
         fault: what is wrong first.

@@ -41,22 +41,37 @@ def in_float64(module: ir.Operation, arguments: Sequence[np.ndarray]) -> list[np
     return run_plain(plain, [_wide_array(x) for x in arguments])
 
 
+_FAILURES = (SdyError, ValueError, TypeError, ir.MLIRError, jax.errors.JaxRuntimeError)
+"""What is raised where a program has no such form."""
+
+
 def more_exact(module: ir.Operation, arguments: Sequence[np.ndarray], of_wide: bool) -> list[np.ndarray] | None:
     """Results that say how far off a program's own are by rounding. In float64; where they are that already, which
-    `of_wide` says, those for arguments that are off by as much as it rounds. None where they cannot be had."""
+    `of_wide` says, those for arguments that are rounded otherwise. None where they cannot be had."""
+    if of_wide:
+        return rounded_otherwise(module, arguments)
     try:
-        if not of_wide:
-            return in_float64(module, arguments)
-        rng = np.random.default_rng(0)
-        return run_plain(on_whole_arrays(copied(module)), [_rounded_otherwise(x, rng) for x in arguments])
-    except (SdyError, ValueError, TypeError, ir.MLIRError, jax.errors.JaxRuntimeError):
+        return in_float64(module, arguments)
+    except _FAILURES:
         return None
 
 
-def _rounded_otherwise(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    if not is_wide(x.dtype):
+def rounded_otherwise(module: ir.Operation, arguments: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """The results of a module's main function for arguments that are off by as much as their types round; None where
+    they cannot be had."""
+    rng = np.random.default_rng(0)
+    try:
+        return run_plain(on_whole_arrays(copied(module)), [_off_by_one(x, rng) for x in arguments])
+    except _FAILURES:
+        return None
+
+
+def _off_by_one(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    try:
+        step = float(ml_dtypes.finfo(x.dtype).eps)
+    except ValueError:  # integers
         return x
-    return np.asarray(x * (1 + np.finfo(np.float64).eps * rng.choice([-1.0, 1.0], x.shape)))
+    return np.asarray(x * (1 + step * rng.choice([-1.0, 1.0], x.shape))).astype(x.dtype)
 
 
 def is_wide(dtype: np.dtype) -> bool:

@@ -20,7 +20,7 @@ from sdy_jax.equivalence.comparison import Difference, compared, decided_by
 from sdy_jax.equivalence.culprit import fault_of
 from sdy_jax.equivalence.job import Fault, Job, Outcome, Subject, Trial
 from sdy_jax.equivalence.meshes import on_mesh
-from sdy_jax.equivalence.more_exact import is_wide, more_exact
+from sdy_jax.equivalence.more_exact import is_wide, more_exact, rounded_otherwise
 from sdy_jax.equivalence.reference import results_of
 from sdy_jax.equivalence.reproducer import reproducer_of_op, reproducer_of_program
 from sdy_jax.errors import InternalError, SdyError
@@ -65,6 +65,11 @@ class _Plain:
         """The results computed more exactly than in float32, or than in float64; None where they cannot be had so."""
         return lru_cache(lambda of_wide: more_exact(self.program.module, self.subject.values, of_wide))
 
+    @cached_property
+    def moved(self) -> list[np.ndarray] | None:
+        """The results for arguments that are rounded otherwise."""
+        return rounded_otherwise(self.program.module, self.subject.values)
+
 
 class _Run:
     def __init__(self, job: Job, plain: _Plain, trial: Trial):
@@ -92,12 +97,8 @@ class _Run:
             return Outcome(before.status, before.problem, before.largest, before.allowed, like=trial.target)
         found = [np.asarray(x) for x in jax.tree.leaves(function(*values))]
         difference, path = self._compared(found)
-        status = "same" if difference.ok else "different"
-        fault = None
-        if not difference.ok and finds:
-            fault = self._fault(plan)
-        problem = f"{path} {difference.problem}" if not difference.ok else ""
-        outcome = Outcome(status, problem, difference.largest, difference.allowed, fault=fault)
+        fault = None if difference.ok or not finds else self._fault(plan)
+        outcome = _outcome_of(difference, path, fault)
         known[key] = self.trial, outcome
         return outcome
 
@@ -121,7 +122,8 @@ class _Run:
         for number, (x, y) in enumerate(zip(found, wanted, strict=True)):
             difference = compared(x, y, rtol, atol)
             if not difference.ok and rtol is None and (exact := self.plain.exact(is_wide(y.dtype))) is not None:
-                difference = decided_by(x, y, exact[number])
+                moved = self.plain.moved
+                difference = decided_by(x, y, exact[number], None if moved is None else moved[number])
             differences.append((difference, self.plain.subject.outputs[number]))
         return max(differences, key=_how_far, default=(Difference(), ""))
 
@@ -144,6 +146,17 @@ class _Run:
             return found
         program = on_mesh(self.plain.program, self.plain.subject.mesh_name, self.trial.mesh)
         return reproducer_of_program(self.trial, program.module.get_asm(enable_debug_info=False), what)
+
+
+def _outcome_of(difference: Difference, path: str, fault: Fault | None) -> Outcome:
+    """Results that differ by finite numbers, and by no op, differ by rounding."""
+    figures = difference.largest, difference.allowed
+    if difference.ok:
+        return Outcome("same", "", *figures)
+    problem = f"{path} {difference.problem}"
+    if fault is not None and fault.culprit == "rounding" and np.isfinite(difference.largest):
+        return Outcome("rounding", f"{problem}; {fault.evidence}", *figures)
+    return Outcome("different", problem, *figures, fault=fault)
 
 
 def _how_far(pair: tuple[Difference, str]) -> tuple[bool, float]:

@@ -11,6 +11,8 @@ from typing import Any
 from sdy_jax.equivalence.job import Fault, Outcome
 from sdy_jax.plan.page.columns import aligned
 
+_RIGHT = ("same", "rounding")
+
 
 @dataclass(frozen=True, slots=True)
 class VerifiedCase:
@@ -32,8 +34,8 @@ class VerifiedCase:
 
     @property
     def ok(self) -> bool:
-        """Whether the numbers are the same, or an error says why there are none."""
-        return self.outcome.status in ("same", "refused")
+        """Whether the numbers are the same but for rounding, or an error says why there are none."""
+        return self.outcome.status in ("same", "rounding", "refused")
 
     @property
     def row(self) -> Sequence[str]:
@@ -73,7 +75,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether every case is the same or refused, and one at least has run."""
-        return all(case.ok for case in self.cases) and any(case.outcome.status == "same" for case in self.cases)
+        return all(case.ok for case in self.cases) and any(case.outcome.status in _RIGHT for case in self.cases)
 
     def __bool__(self) -> bool:
         return self.ok
