@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,28 +56,76 @@ def plain_results(function: PartitionedFunction[..., Any], args: tuple[Any, ...]
     return [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in found]
 
 
-def transposed_program(
+def plain_text(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What jax makes of the function without us, as StableHLO for one CPU: its arguments are the leaves of the call.
+    Empty for programs from text, which are what they say."""
+    planned = function._function
+    if isinstance(planned.fun, LoadedFunction):
+        return ""
+    leaves, tree, statics = planned.given(args, kwargs)
+
+    def run(*given: Any) -> Any:
+        positional, named = jax.tree.unflatten(tree, given)
+        return planned.fun(*statics.merged(positional), **named, **dict(statics.named))
+
+    return _lowered(run, [_type_of(leaf) for leaf in leaves])
+
+
+def _lowered(run: Callable[..., Any], types: Sequence[Any]) -> str:
+    traced = jax.jit(run, keep_unused=True).trace(*types)
+    module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+    return str(module.operation.get_asm(enable_debug_info=False, print_generic_op_form=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transposed:
+    """The derivative of a function: its program, and what jax makes of it without us."""
+
+    program: Program
+    plain: Callable[[], str]
+
+
+def transposed(
     function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Program | None:
+) -> Transposed | None:
     """The program that takes the leaves of a call and a cotangent for every inexact result, and returns the gradients
     of all inexact leaves, laid out like these; None where there are none, nothing to differentiate, or no derivatives,
     as of programs from text."""
     planned = function._function
     if isinstance(planned.fun, LoadedFunction) and not planned.fun.has_derivatives:
         return None
-    leaves, tree, statics = planned.given(args, kwargs)
-    values = [leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value) for leaf in leaves]
-    smooth = [i for i, value in enumerate(values) if jnp.issubdtype(value.dtype, jnp.inexact)]
+    call = planned.arguments(args, kwargs)
+    leaves, tree, statics = call.leaves, call.tree, call.statics
+    smooth = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(_type_of(leaf).dtype, jnp.inexact)]
+    program = planned.traced.program(call)
+    types = jax.tree.unflatten(program.out_tree, program.out_info)
+    results = match_prefix(planned.options.out_shardings, types, "result", "out_shardings")
+    wanted = [i for i, leaf in enumerate(results) if jnp.issubdtype(leaf.value.dtype, jnp.inexact)]
+    if not smooth or not wanted:
+        return None
 
     def run(*given: Any) -> Any:
         positional, named = jax.tree.unflatten(tree, given)
         return planned.fun(*statics.merged(positional), **named, **dict(statics.named))
 
-    types = planned.types_of_results(planned.arguments(args, kwargs))
-    results = match_prefix(planned.options.out_shardings, types, "result", "out_shardings")
-    wanted = [i for i, leaf in enumerate(results) if jnp.issubdtype(leaf.value.dtype, jnp.inexact)]
-    if not smooth or not wanted:
-        return None
+    backward = _backward(run, smooth, wanted)
+    backward.__name__ = f"{planned.name}_backward"
+    cotangents = [results[i] for i in wanted]
+    specs = [leaf.spec for leaf in leaves], [leaf.spec for leaf in cotangents]
+    made = partition(
+        backward,
+        mesh=call.mesh,
+        in_shardings=specs,
+        out_shardings=tuple(specs[0][i] for i in smooth),
+        **{name: getattr(planned.options, name) for name in _KEPT},
+    )
+    made._function.traced.is_typed = call.are_typed
+    called = [_type_of(leaf) for leaf in leaves], [_type_of(leaf) for leaf in cotangents]
+    return Transposed(traced_program(made, called, {}), lambda: plain_text(made, called, {}))
+
+
+def _backward(run: Callable[..., Any], smooth: Sequence[int], wanted: Sequence[int]) -> Callable[..., Any]:
+    """The gradients of some leaves that a function takes, from cotangents of some that it returns."""
 
     def backward(given: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def smooth_results(*xs: Any) -> list[Any]:
@@ -90,23 +138,13 @@ def transposed_program(
         _, pull = jax.vjp(smooth_results, *(given[i] for i in smooth))
         return pull(list(cotangents))
 
-    cotangents = [results[i] for i in wanted]
-    specs = [leaf.spec for leaf in leaves], [leaf.spec for leaf in cotangents]
-    backward.__name__ = f"{planned.name}_backward"
-    options = {f.name: getattr(planned.options, f.name) for f in dataclasses.fields(Options) if f.name in _KEPT}
-    made = partition(
-        backward,
-        mesh=planned.mesh_of(leaves),
-        in_shardings=specs,
-        out_shardings=tuple(specs[0][i] for i in smooth),
-        **options,
-    )
-    return traced_program(made, (values, [_type(leaf) for leaf in cotangents]), {})
+    return backward
 
 
 _KEPT = ("uneven", "layouts")
 """The options of a function with which its derivative is traced; others are about planning."""
 
 
-def _type(leaf: Leaf) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.value.shape, leaf.value.dtype)
+def _type_of(leaf: Leaf) -> jax.ShapeDtypeStruct:
+    value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))

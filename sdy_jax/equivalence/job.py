@@ -20,6 +20,8 @@ class Subject:
         name: the function's.
         source: the line at which it was partitioned.
         text: its module in StableHLO and SDY, as it was traced, with source lines.
+        plain: what jax makes of the function without us, in StableHLO; empty where that is the module, without what it
+            says of meshes. It takes the last of the values: arrays that are closed over are constants in it.
         mesh_name: the symbol of its mesh.
         values: the arguments of its main function; of random keys the words.
         outputs: what its results are called.
@@ -30,6 +32,7 @@ class Subject:
     name: str
     source: str
     text: str
+    plain: str
     mesh_name: str
     values: tuple[np.ndarray, ...]
     outputs: tuple[str, ...]

@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.operations import body_of, copied, named, top_level
-from sdy_jax.representation.attributes import mesh_to_attribute
+from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh, MeshAxis
 
 MOST_DEVICES = 16
@@ -73,16 +73,21 @@ def on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
     about = (
         (bool(named(module, "sdy.manual_computation")), "computes on blocks of its own mesh"),
         (bool(_PART.search(module.get_asm(large_elements_limit=0))), "splits by parts of axes"),
-        (len(meshes) > 1, "speaks of several meshes"),
+        (any(_axes(op) not in ((), program.mesh.axes) for op in meshes), "speaks of several meshes"),
     )
     for is_so, what in about:
         if is_so:
             raise UnsupportedError(f"{program.name} {what}, so that it is of no other mesh")
-    for op in meshes:
+    own = [op for op in meshes if _axes(op)]
+    for op in own:
         op.attributes["mesh"] = mesh_to_attribute(mesh, module.context)
-    if not meshes:
+    if not own:
         _declare(module, name, mesh)
     return replace(program, module=module, mesh=mesh, mesh_name=name)
+
+
+def _axes(op: ir.Operation) -> tuple[MeshAxis, ...]:
+    return mesh_from_attribute(op.attributes["mesh"]).axes
 
 
 def _declare(module: ir.Operation, name: str, mesh: Mesh) -> None:

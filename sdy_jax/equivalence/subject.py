@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.partitioned_function import PartitionedFunction
-from sdy_jax.calls.traced_programs import source_of, traced_program, transposed_program
+from sdy_jax.calls.traced_programs import Transposed, plain_text, source_of, traced_program, transposed
 from sdy_jax.equivalence.drawing import arguments
 from sdy_jax.equivalence.job import Subject
 from sdy_jax.errors import InternalError, UnsupportedError
@@ -36,16 +36,25 @@ def subjects_of(
     program, leaves = traced_program(function, args, kwargs), jax.tree.leaves((args, kwargs))
     leaves = leaves if len(leaves) == len(program.inputs) else [None] * len(program.inputs)  # some are static
     given = [_array(x) for x in (*program.constants, *leaves)]
-    source = source_of(function)
-    first = _subject(program, source, given, seed)
+    plain = _without_us(lambda: plain_text(function, args, kwargs))
+    first = _subject(program, plain, source_of(function), given, seed)
     found = [first]
-    transposed, why_not = _transposed(function, args, kwargs) if derivatives else (None, "")
-    if transposed is not None:
+    backward, why_not = _transposed(function, args, kwargs) if derivatives else (None, "")
+    if backward is not None:
         known = first.values[len(program.constants) :]
-        constants = [_array(x) for x in transposed.constants]
-        more = [None] * (len(transposed.inputs) - len(known))
-        found.append(_subject(transposed, source, [*constants, *known, *more], seed + 1, is_derivative=True))
+        constants = [_array(x) for x in backward.program.constants]
+        more = [None] * (len(backward.program.inputs) - len(known))
+        values, plain = [*constants, *known, *more], _without_us(backward.plain)
+        found.append(_subject(backward.program, plain, first.source, values, seed + 1, is_derivative=True))
     return program, found, why_not
+
+
+def _without_us(lowered: Callable[[], str]) -> str:
+    """The text of what jax makes of a function; empty where it lowers it for a mesh only."""
+    try:
+        return lowered()
+    except Exception:  # of which the traced program is there
+        return ""
 
 
 _NOTHING = "it is a program from text, or takes or returns no floating-point numbers"
@@ -53,10 +62,10 @@ _NOTHING = "it is a program from text, or takes or returns no floating-point num
 
 def _transposed(
     function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Program | None, str]:
-    """The derivative's program; where there is none, why: jax does not differentiate every function that it runs."""
+) -> tuple[Transposed | None, str]:
+    """The derivative; where there is none, why: jax does not differentiate every function that it runs."""
     try:
-        found = transposed_program(function, args, kwargs)
+        found = transposed(function, args, kwargs)
     except InternalError:
         raise
     except Exception as error:
@@ -68,13 +77,19 @@ def _transposed(
 
 
 def _subject(
-    program: Program, source: str, given: Sequence[np.ndarray | None], seed: int, is_derivative: bool = False
+    program: Program,
+    plain: str,
+    source: str,
+    given: Sequence[np.ndarray | None],
+    seed: int,
+    is_derivative: bool = False,
 ) -> Subject:
     first = len(program.constants)
     return Subject(
         program.name,
         source,
         program.module.get_asm(enable_debug_info=True),
+        "" if "sdy.manual_computation" in plain else plain,
         program.mesh_name,
         tuple(arguments(_inlined(program), given, seed)),
         program.outputs,

@@ -25,6 +25,7 @@ from sdy_jax.equivalence.reference import results_of
 from sdy_jax.equivalence.reproducer import reproducer_of_op, reproducer_of_program
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.ir import hidden_frames
+from sdy_jax.ir.graph import Graph
 from sdy_jax.loading.load import loads
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.devices import mesh_on_devices
@@ -50,6 +51,8 @@ class _Plain:
     def __init__(self, job: Job, subject: Subject):
         self.job, self.subject = job, subject
         self.program = loads(subject.text)
+        self.plain = loads(subject.plain).module if subject.plain else self.program.module
+        self.values = subject.values[len(subject.values) - len(Graph(self.plain).arguments) :]
         self.known: list[np.ndarray] | None = None
 
     def results(self, devices: jax.sharding.Mesh) -> list[np.ndarray]:
@@ -58,17 +61,17 @@ class _Plain:
 
     @cached_property
     def _results(self) -> Callable[[jax.sharding.Mesh], list[np.ndarray]]:
-        return lru_cache(maxsize=4)(lambda devices: results_of(self.program.module, self.subject.values, devices))
+        return lru_cache(maxsize=4)(lambda devices: results_of(self.plain, self.values, devices))
 
     @cached_property
     def exact(self) -> Callable[[bool], list[np.ndarray] | None]:
         """The results computed more exactly than in float32, or than in float64; None where they cannot be had so."""
-        return lru_cache(lambda of_wide: more_exact(self.program.module, self.subject.values, of_wide))
+        return lru_cache(lambda of_wide: more_exact(self.plain, self.values, of_wide))
 
     @cached_property
     def moved(self) -> list[np.ndarray] | None:
         """The results for arguments that are rounded otherwise."""
-        return rounded_otherwise(self.program.module, self.subject.values)
+        return rounded_otherwise(self.plain, self.values)
 
 
 class _Run:

@@ -96,13 +96,12 @@ def verify(
         smaller = smaller_arguments(function, args, kwargs)
         args, kwargs = smaller.args, smaller.kwargs
         program, subjects, why_not = subjects_of(function, args, kwargs, derivatives, seed)
-        if is_bound_here(program):
+        is_here = is_bound_here(program)
+        if is_here:
             subjects, why_not = subjects[:1], "it calls functions of this process"
         trials, notes = _trials(program, options_of(function), meshes, targets, uneven, subjects)
         trials, notes = [smaller.trial(trial) for trial in trials], [*notes, *smaller.notes]
-        planning = _planning(options_of(function))
-        job = Job(tuple(subjects), tuple(trials), planning, rtol, atol, reproduces=True)
-        is_here = is_bound_here(program)
+        job = Job(tuple(subjects), tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=True)
         found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
     notes += [f"no derivatives: {why_not}"] if derivatives and why_not else []
     return Verification(name_of(function), tuple(_cases(job, found)), tuple(notes))

@@ -105,6 +105,40 @@ def test_what_a_shard_map_computes_is_compared_with_jit(mesh):
     assert "of no other mesh" in found.cases[1].outcome.problem
 
 
+def test_lapack_is_there_in_a_process_that_traces_nothing(mesh):
+    def decomposed(x):
+        return jnp.linalg.cholesky(x @ x.T + 8 * jnp.eye(8, dtype=x.dtype))
+
+    assert sdy.verify(decomposed, X, mesh=mesh, in_shardings=P("data"), targets=["cpu"], uneven=False)
+
+
+def test_types_on_explicit_axes_and_constraints_inside_are_those_of_the_function(mesh):
+    explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+
+    def product(x, w):
+        return jnp.einsum("ij,jk->ik", x, w, out_sharding=P("data", "model"))
+
+    def constrained(x, w):
+        return jax.lax.with_sharding_constraint(x @ w, jax.sharding.NamedSharding(mesh, P("model"))).sum()
+
+    x = jax.device_put(X, jax.sharding.NamedSharding(explicit, P("data")))
+    w = jax.device_put(W, jax.sharding.NamedSharding(explicit, P()))
+    for fun, args, on in ((product, (x, w), explicit), (constrained, (X, W), mesh)):
+        found = sdy.verify(fun, *args, mesh=on, targets=["cpu"])
+        assert found and [case.outcome.status for case in found.cases] == ["same"] * 4, found
+
+
+def test_what_the_traced_program_does_not_say_is_found(mesh, monkeypatch):
+    """jax lowers the function once more without us, so that our trace is compared, too."""
+    from sdy_jax.equivalence import subject
+
+    lowered = subject.plain_text
+    monkeypatch.setattr(subject, "plain_text", lambda *call: lowered(*call).replace("stablehlo.tanh", "stablehlo.sine"))
+    found = sdy.verify(layer, X, W, mesh=mesh, in_shardings=P("data"), **ONCE)
+    assert not found and found.faults[0].op == "`result[0]`"
+    assert "jax traces another program than it runs" in found.faults[0].evidence
+
+
 def test_callbacks_run_in_this_process(mesh):
     def called(x):
         return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
@@ -127,7 +161,7 @@ def test_wrong_arguments_of_verify_are_named(mesh):
 
 def test_a_process_that_dies_fails_one_case_and_the_others_run():
     text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
-    subject = Subject("main", "here:1", text, "mesh", (X[:, 0].copy(),), ("result",))
+    subject = Subject("main", "here:1", text, "", "mesh", (X[:, 0].copy(),), ("result",))
     trials = (Trial(0, Mesh.of(x=2), "cpu"), Trial(0, Mesh.of(x=99), "cpu"), Trial(0, Mesh.of(x=2), "cpu"))
     job = Job((subject,), trials[:1])
     assert [outcome.status for outcome in run_in_child(job, 60)] == ["same"]
