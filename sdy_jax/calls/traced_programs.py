@@ -46,29 +46,32 @@ def size_of_mesh(function: PartitionedFunction[..., Any], args: tuple[Any, ...],
 
 def plain_results(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The leaves of what the function returns under `jax.jit`; of random keys the words."""
-    planned = function._function
-    positional, named, statics = planned.split(args, kwargs)
-
-    def run(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return planned.fun(*statics.merged(positional), **named, **dict(statics.named))
-
-    found = jax.tree.leaves(jax.jit(run)(positional, named))
+    leaves, run = _of_leaves(function, args, kwargs)
+    found = jax.tree.leaves(jax.jit(run)(*(leaf.value for leaf in leaves)))
     return [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in found]
 
 
 def plain_text(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What jax makes of the function without us, as StableHLO for one CPU: its arguments are the leaves of the call.
     Empty for programs from text, which are what they say."""
-    planned = function._function
-    if isinstance(planned.fun, LoadedFunction):
+    if isinstance(function._function.fun, LoadedFunction):
         return ""
+    leaves, run = _of_leaves(function, args, kwargs)
+    return _lowered(run, [_type_of(leaf) for leaf in leaves])
+
+
+def _of_leaves(
+    function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Sequence[Leaf], Callable[..., Any]]:
+    """The leaves of a call that are not static, and the plain function of them."""
+    planned = function._function
     leaves, tree, statics = planned.given(args, kwargs)
 
     def run(*given: Any) -> Any:
         positional, named = jax.tree.unflatten(tree, given)
         return planned.fun(*statics.merged(positional), **named, **dict(statics.named))
 
-    return _lowered(run, [_type_of(leaf) for leaf in leaves])
+    return leaves, run
 
 
 def _lowered(run: Callable[..., Any], types: Sequence[Any]) -> str:
@@ -94,24 +97,17 @@ def transposed(
     planned = function._function
     if isinstance(planned.fun, LoadedFunction) and not planned.fun.has_derivatives:
         return None
-    call = planned.arguments(args, kwargs)
-    leaves, tree, statics = call.leaves, call.tree, call.statics
-    smooth = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(_type_of(leaf).dtype, jnp.inexact)]
+    call, (_, run) = planned.arguments(args, kwargs), _of_leaves(function, args, kwargs)
     program = planned.traced.program(call)
     types = jax.tree.unflatten(program.out_tree, program.out_info)
     results = match_prefix(planned.options.out_shardings, types, "result", "out_shardings")
-    wanted = [i for i, leaf in enumerate(results) if jnp.issubdtype(leaf.value.dtype, jnp.inexact)]
+    smooth, wanted = _smooth(call.leaves), _smooth(results)
     if not smooth or not wanted:
         return None
-
-    def run(*given: Any) -> Any:
-        positional, named = jax.tree.unflatten(tree, given)
-        return planned.fun(*statics.merged(positional), **named, **dict(statics.named))
-
+    cotangents = [results[i] for i in wanted]
+    specs = [leaf.spec for leaf in call.leaves], [leaf.spec for leaf in cotangents]
     backward = _backward(run, smooth, wanted)
     backward.__name__ = f"{planned.name}_backward"
-    cotangents = [results[i] for i in wanted]
-    specs = [leaf.spec for leaf in leaves], [leaf.spec for leaf in cotangents]
     made = partition(
         backward,
         mesh=call.mesh,
@@ -120,8 +116,13 @@ def transposed(
         **{name: getattr(planned.options, name) for name in _KEPT},
     )
     made._function.traced.is_typed = call.are_typed
-    called = [_type_of(leaf) for leaf in leaves], [_type_of(leaf) for leaf in cotangents]
+    called = [_type_of(leaf) for leaf in call.leaves], [_type_of(leaf) for leaf in cotangents]
     return Transposed(traced_program(made, called, {}), lambda: plain_text(made, called, {}))
+
+
+def _smooth(leaves: Sequence[Leaf]) -> list[int]:
+    """The indices of floating-point and complex leaves."""
+    return [i for i, leaf in enumerate(leaves) if jnp.issubdtype(_type_of(leaf).dtype, jnp.inexact)]
 
 
 def _backward(run: Callable[..., Any], smooth: Sequence[int], wanted: Sequence[int]) -> Callable[..., Any]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sdy_jax.annotate.program import Program
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.calls.traced_programs import plain_results
 from sdy_jax.equivalence.bisection import first_wrong
@@ -19,14 +19,8 @@ from sdy_jax.equivalence.job import Job, Outcome
 from sdy_jax.equivalence.subject import words_of
 from sdy_jax.equivalence.trial import outcomes
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.custom_ops import kept_in
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import AnyMesh
-
-
-def is_bound_here(program: Program) -> bool:
-    """Whether a program calls functions of this process: callbacks, ops of users, kernels."""
-    return bool(kept_in(program.module.context))
 
 
 def run_here(
@@ -44,14 +38,28 @@ def run_here(
             f"{job.trials[0].mesh.size} devices; there {'is' if here == 1 else 'are'} {here}. To fix: "
             f"jax.config.update('jax_num_cpu_devices', {job.trials[0].mesh.size}) before jax is used"
         )
-    first, leaves = job.subjects[0], jax.tree.leaves((args, kwargs))
-    drawn = first.values[len(first.values) - len(leaves) :]
-    pairs = zip(leaves, drawn, strict=True)
-    given = [value if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf, value in pairs]
-    wanted = [
-        np.asarray(x) for x in plain_results(function, *jax.tree.unflatten(jax.tree.structure((args, kwargs)), given))
-    ]
+    called = _filled(job.subjects[0].values, args, kwargs)
+    wanted = [np.asarray(x) for x in plain_results(function, *called)]
     return list(outcomes(job, plain=wanted))
+
+
+def _filled(
+    values: Sequence[np.ndarray], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with what was made up in the place of types. Values are those of what is closed over,
+    then of the leaves; static arguments have none, and stand with arrays only."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        pairs = zip(leaves, values[len(values) - len(leaves) :], strict=True)
+        leaves = [_like(leaf, value) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf, value in pairs]
+    args, kwargs = jax.tree.unflatten(tree, leaves)
+    return args, kwargs
+
+
+def _like(info: jax.ShapeDtypeStruct, value: np.ndarray) -> Any:
+    if not jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
+        return value
+    return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(jnp.empty((), info.dtype)))
 
 
 def first_wrong_in(plan: Plan, mesh: AnyMesh, called: Any, wanted: Sequence[np.ndarray]) -> str:

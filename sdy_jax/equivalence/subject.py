@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,9 +17,25 @@ from sdy_jax.calls.traced_programs import Transposed, plain_text, source_of, tra
 from sdy_jax.equivalence.drawing import arguments
 from sdy_jax.equivalence.job import Subject
 from sdy_jax.errors import InternalError, UnsupportedError
+from sdy_jax.ir.custom_ops import kept_in
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied
 from sdy_jax.passes.inline_calls import inline_calls
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is verified of a call.
+
+    Attributes:
+        program: the traced program.
+        found: the function's program, and its derivative's.
+        notes: what is not compared, and why.
+    """
+
+    program: Program
+    found: tuple[Subject, ...]
+    notes: tuple[str, ...] = ()
 
 
 def subjects_of(
@@ -27,8 +44,8 @@ def subjects_of(
     kwargs: dict[str, Any],
     derivatives: bool,
     seed: int,
-) -> tuple[Program, list[Subject], str]:
-    """The traced program of a call, what is verified of it, and why that has no derivatives, if it has none.
+) -> Subjects:
+    """The programs of a call.
 
     Raises:
         UnsupportedError: it closes over values of an outer trace.
@@ -36,25 +53,39 @@ def subjects_of(
     program, leaves = traced_program(function, args, kwargs), jax.tree.leaves((args, kwargs))
     leaves = leaves if len(leaves) == len(program.inputs) else [None] * len(program.inputs)  # some are static
     given = [_array(x) for x in (*program.constants, *leaves)]
-    plain = _without_us(lambda: plain_text(function, args, kwargs))
+    plain, why_traced = _without_us(lambda: plain_text(function, args, kwargs))
     first = _subject(program, plain, source_of(function), given, seed)
-    found = [first]
-    backward, why_not = _transposed(function, args, kwargs) if derivatives else (None, "")
-    if backward is not None:
-        known = first.values[len(program.constants) :]
-        constants = [_array(x) for x in backward.program.constants]
-        more = [None] * (len(backward.program.inputs) - len(known))
-        values, plain = [*constants, *known, *more], _without_us(backward.plain)
-        found.append(_subject(backward.program, plain, first.source, values, seed + 1, is_derivative=True))
-    return program, found, why_not
+    notes = [f"{_TRACED}: {why_traced}"] if why_traced else []
+    if not derivatives:
+        return Subjects(program, (first,), tuple(notes))
+    if is_bound_here(program):
+        return Subjects(program, (first,), (*notes, f"{_NONE}: it calls functions of this process"))
+    backward, why_not = _transposed(function, args, kwargs)
+    if backward is None:
+        return Subjects(program, (first,), (*notes, f"{_NONE}: {why_not}"))
+    known = first.values[len(program.constants) :]
+    more = [None] * (len(backward.program.inputs) - len(known))
+    values = [*map(_array, backward.program.constants), *known, *more]
+    plain, _ = _without_us(backward.plain)
+    second = _subject(backward.program, plain, first.source, values, seed + 1, is_derivative=True)
+    return Subjects(program, (first, second), tuple(notes))
 
 
-def _without_us(lowered: Callable[[], str]) -> str:
-    """The text of what jax makes of a function; empty where it lowers it for a mesh only."""
+_NONE = "no derivatives"
+_TRACED = "the plain program is the one that is traced, without its meshes, as jax does not lower it for one device"
+
+
+def is_bound_here(program: Program) -> bool:
+    """Whether a program calls functions of this process: callbacks, ops of users, kernels."""
+    return bool(kept_in(program.module.context))
+
+
+def _without_us(lowered: Callable[[], str]) -> tuple[str, str]:
+    """The text of what jax makes of a function; empty where it lowers it for a mesh only, and then why."""
     try:
-        return lowered()
-    except Exception:  # of which the traced program is there
-        return ""
+        return lowered(), ""
+    except Exception as error:  # of which the traced program is there
+        return "", str(error).partition("\n")[0] or type(error).__name__
 
 
 _NOTHING = "it is a program from text, or takes or returns no floating-point numbers"

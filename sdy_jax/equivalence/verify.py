@@ -14,12 +14,12 @@ from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.calls.traced_programs import name_of, options_of
-from sdy_jax.equivalence.in_process import is_bound_here, run_here
-from sdy_jax.equivalence.job import Job, Outcome, Subject, Trial
+from sdy_jax.equivalence.in_process import run_here
+from sdy_jax.equivalence.job import Job, Outcome, Trial
 from sdy_jax.equivalence.meshes import resized, scaled_down, uneven
 from sdy_jax.equivalence.process import run_in_child
 from sdy_jax.equivalence.smaller import smaller_arguments
-from sdy_jax.equivalence.subject import subjects_of
+from sdy_jax.equivalence.subject import Subjects, is_bound_here, subjects_of
 from sdy_jax.equivalence.verification import Verification, VerifiedCase
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.costs.cost_model import CostModel
@@ -95,16 +95,13 @@ def verify(
         function = _partitioned(fun, mesh, in_shardings, out_shardings, options)
         smaller = smaller_arguments(function, args, kwargs)
         args, kwargs = smaller.args, smaller.kwargs
-        program, subjects, why_not = subjects_of(function, args, kwargs, derivatives, seed)
-        is_here = is_bound_here(program)
-        if is_here:
-            subjects, why_not = subjects[:1], "it calls functions of this process"
-        trials, notes = _trials(program, options_of(function), meshes, targets, uneven, subjects)
-        trials, notes = [smaller.trial(trial) for trial in trials], [*notes, *smaller.notes]
-        job = Job(tuple(subjects), tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=True)
+        subjects = subjects_of(function, args, kwargs, derivatives, seed)
+        trials, notes = _trials(subjects, options_of(function), meshes, targets, uneven)
+        trials = [smaller.trial(trial) for trial in trials]
+        job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=True)
+        is_here = is_bound_here(subjects.program)
         found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
-    notes += [f"no derivatives: {why_not}"] if derivatives and why_not else []
-    return Verification(name_of(function), tuple(_cases(job, found)), tuple(notes))
+    return Verification(name_of(function), tuple(_cases(job, found)), (*notes, *smaller.notes, *subjects.notes))
 
 
 def _partitioned(
@@ -127,15 +124,14 @@ def _planning(options: Options) -> dict[str, Any]:
 
 
 def _trials(
-    program: Program,
+    subjects: Subjects,
     options: Options,
     meshes: Sequence[Sizes] | None,
     targets: Sequence[str] | None,
     is_uneven: bool,
-    subjects: Sequence[Subject],
 ) -> tuple[list[Trial], list[str]]:
     """What runs, and notes on what does not run as it was said."""
-    own = program.uncut or program.mesh
+    own = subjects.program.uncut or subjects.program.mesh
     wanted = [own, *(resized(own, _sizes(each)) for each in meshes or ())]
     found = list(dict.fromkeys(map(scaled_down, wanted)))
     notes = [f"{each} is run as {scaled_down(each)}" for each in wanted if scaled_down(each).size != each.size]
@@ -144,7 +140,7 @@ def _trials(
     trials = [
         Trial(number, each, name, costs, is_odd)
         for each, is_odd in places
-        for number in range(len(subjects))
+        for number in range(len(subjects.found))
         for name, costs in _costs(targets, options, each)
     ]
     return trials, notes

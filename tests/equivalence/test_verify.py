@@ -143,8 +143,9 @@ def test_callbacks_run_in_this_process(mesh):
     def called(x):
         return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
 
-    found = sdy.verify(called, X, mesh=mesh, in_shardings=P("data"), targets=["cpu"], uneven=False)
-    assert found, found
+    for x in (X, jax.ShapeDtypeStruct((8, 16), "float32")):
+        found = sdy.verify(called, x, mesh=mesh, in_shardings=P("data"), targets=["cpu"], uneven=False)
+        assert found and "calls functions of this process" in str(found), found
     with pytest.raises(sdy.UnsupportedError, match="its mesh needs 16 devices"):
         large = jax.sharding.AbstractMesh((16,), ("data",))
         sdy.verify(called, jnp.ones((16,)), mesh=large, in_shardings=P("data"), targets=["cpu"])
