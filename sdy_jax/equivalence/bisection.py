@@ -17,7 +17,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.equivalence.comparison import TOLERANCE, Difference, compared, decided_by
 from sdy_jax.equivalence.extraction import extracted
-from sdy_jax.equivalence.more_exact import is_wide, more_exact
+from sdy_jax.equivalence.more_exact import is_wide, more_exact, rounded_otherwise
 from sdy_jax.equivalence.observation import Observed
 from sdy_jax.equivalence.reference import meaning, results_of
 from sdy_jax.ir.graph import Block, Graph, Op, Value
@@ -248,8 +248,12 @@ def _is_rounding(
     """Whether a difference is one of rounding, by the same ops computed more exactly."""
     if wanted.dtype.name not in TOLERANCE:
         return False
-    exact = more_exact(extracted(ops, inputs, [output]), given, is_wide(wanted.dtype))
-    return exact is not None and decided_by(found, wanted, exact[0]).ok
+    module = extracted(ops, inputs, [output])
+    exact = more_exact(module, given, is_wide(wanted.dtype))
+    moved = rounded_otherwise(module, given)
+    if exact is None:
+        return False
+    return decided_by(found, wanted, exact[0], None if moved is None else moved[0]).ok
 
 
 def worst_of(found: Sequence[np.ndarray], wanted: np.ndarray) -> tuple[Difference, np.ndarray]:

@@ -22,8 +22,13 @@ _SMALLEST = 1e-30
 """Guessed: the scale of arrays of zeros, of which a relative error would say nothing."""
 
 _AS_FAR = 8.0
-"""How many times further from the float64 result than the plain program's a partitioned one may be. Guessed: rounding
+"""How many times further from a more exact result than the plain program's a partitioned one may be. Guessed: rounding
 errors of two orders of a sum differ by a few times; a wrong term is off by the size of the result."""
+
+
+_NO_ROUNDING = 64.0
+"""How many times further off than arguments that are rounded otherwise move it a plain result may be. Guessed: one
+after the other, thousands of terms round worse than once each; what a compiler has wrong is off by its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,11 @@ def decided_by(found: np.ndarray, wanted: np.ndarray, exact: np.ndarray, moved: 
     if plain.ok or exact.shape != wanted.shape or not np.isfinite(plain.largest) or plain.allowed == 0:
         return plain
     ours, theirs = _largest(found, exact), _largest(wanted, exact)
-    theirs = max(theirs, 0.0 if moved is None else _largest(moved, wanted))
+    sway = np.inf if moved is None else _largest(moved, wanted)
+    if theirs > _NO_ROUNDING * max(sway, plain.allowed):
+        problem = f"{plain.problem}; the plain one is off by {theirs:.3g} of a more exact result, which is no rounding"
+        return Difference(problem, plain.largest, plain.allowed)
+    theirs = max(theirs, 0.0 if moved is None else sway)
     allowed = max(_AS_FAR * theirs, plain.allowed)
     if ours <= allowed:
         return Difference("", ours, allowed)

@@ -54,8 +54,11 @@ def fault_of(wrong: Wrong | None, plan: Plan) -> Fault:
 
 def _of_stage(wrong: WrongStage, plan: Plan) -> Fault:
     before = list(plan.stages)[: list(plan.stages).index(wrong.stage)]
-    kept = f"the module is right {before[-1]}" if before else "jax traces another program than it runs"
-    evidence = f"{kept}, and wrong {wrong.stage}: a pass in between changes what the program computes"
+    evidence = "what is traced computes something else than the function under jax.jit"
+    if before:
+        evidence = (
+            f"the module is right {before[-1]}, and wrong {wrong.stage}: a pass in between changes what it computes"
+        )
     path = plan.results[wrong.result].path
     return Fault(f"`{path}`", short_source(plan.source), wrong.difference.problem, "sdy_jax", evidence)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import fields
 from typing import Any
 
@@ -26,6 +27,7 @@ from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.targets.registry import machines
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
+from sdy_jax.runtime.devices import lowered_for
 
 TARGETS = {"cpu": "", "gpu": "h100", "tpu": "tpu v5e"}
 """Kinds of machines by name, each with the machine whose published rates costs are; CPUs have none."""
@@ -95,7 +97,10 @@ def verify(
         function = _partitioned(fun, mesh, in_shardings, out_shardings, options)
         smaller = smaller_arguments(function, args, kwargs)
         args, kwargs = smaller.args, smaller.kwargs
-        subjects = subjects_of(function, args, kwargs, derivatives, seed)
+        with lowered_for("cpu"):  # on a copy: what is traced here is of no use to calls on other devices
+            subjects = subjects_of(copy(function), args, kwargs, derivatives, seed)
+        if is_bound_here(subjects.program):
+            subjects = subjects_of(function, args, kwargs, derivatives, seed)
         trials, notes = _trials(subjects, options_of(function), meshes, targets, uneven)
         trials = [smaller.trial(trial) for trial in trials]
         job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=True)
@@ -134,7 +139,8 @@ def _trials(
     own = subjects.program.uncut or subjects.program.mesh
     wanted = [own, *(resized(own, _sizes(each)) for each in meshes or ())]
     found = list(dict.fromkeys(map(scaled_down, wanted)))
-    notes = [f"{each} is run as {scaled_down(each)}" for each in wanted if scaled_down(each).size != each.size]
+    large = [each for each in wanted if scaled_down(each).size != each.size]
+    notes = [f"the mesh {_axes(each)} is run as {_axes(scaled_down(each))}" for each in large]
     odd = uneven(found[0]) if is_uneven else None
     places = [(each, False) for each in found] + ([(odd, True)] if odd and odd not in found else [])
     trials = [
@@ -179,5 +185,8 @@ def known_targets() -> tuple[str, ...]:
 def _cases(job: Job, outcomes: Sequence[Outcome]) -> Iterator[VerifiedCase]:
     for trial, outcome in zip(job.trials, outcomes, strict=True):
         is_derivative = job.subjects[trial.subject].is_derivative
-        axes = ", ".join(f"{axis.name}={axis.size}" for axis in trial.mesh.axes)
-        yield VerifiedCase(axes or "one device", trial.target, is_derivative, trial.is_uneven, outcome)
+        yield VerifiedCase(_axes(trial.mesh), trial.target, is_derivative, trial.is_uneven, outcome)
+
+
+def _axes(mesh: Mesh) -> str:
+    return ", ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"

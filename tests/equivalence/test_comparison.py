@@ -28,6 +28,8 @@ ONE = np.float32([1.0])
         (1.01, 1.0002, None, False),
         (1.001, 1.0, None, False),
         (1.001, 1.0, 1.0005, True),  # arguments that are rounded otherwise move it as far
+        (1.001, 1.01, 1.001, True),
+        (1.01, 1.01, 1.0, False),  # the plain one is wrong, and no rounding
         (np.nan, 1.0002, None, False),
     ],
 )

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.equivalence import more_exact, reference
 from sdy_jax.equivalence.alone import difference_alone
 from sdy_jax.equivalence.bisection import WrongStage, first_wrong
 from sdy_jax.equivalence.culprit import fault_of
@@ -94,6 +95,20 @@ def test_a_wrong_op_in_a_branch_in_a_loop_is_named_with_both(mesh, monkeypatch):
     fault = fault_of(first_wrong(plan, mesh, [X, W], wanted), plan)
     assert fault.op == "stablehlo.dynamic_slice" and "trip 0 of stablehlo.while" in fault.within[0]
     assert "right by jit with the same shardings" in fault.evidence
+
+
+def test_an_op_that_xla_has_wrong_on_one_device_is_xlas_mistake(mesh, monkeypatch):
+    plan, wanted = planned(mesh, jnp.tanh, P("data"), (X,))
+    right = reference.run_plain
+
+    def wrong(*args, **kwargs):
+        return [x + 1 if x.dtype == np.float32 else x for x in right(*args, **kwargs)]
+
+    monkeypatch.setattr(reference, "run_plain", wrong)
+    monkeypatch.setattr(more_exact, "run_plain", wrong)
+    fault = fault_of(first_wrong(plan, mesh, [X], wanted), plan)
+    assert (fault.op, fault.culprit) == ("stablehlo.tanh", "XLA")
+    assert "differs between one device and several by jit alone" in fault.evidence
 
 
 def test_a_pass_that_changes_the_program_is_named_by_its_stage(mesh, monkeypatch):
