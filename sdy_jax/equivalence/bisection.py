@@ -8,7 +8,7 @@ results are wrong, a pass made another program of the user's: the first stage wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -74,11 +74,15 @@ class Rounding:
 Wrong = WrongOp | WrongStage | Rounding
 
 
+Differs = Callable[[np.ndarray, int], Difference]
+"""How an array differs from the result with this index of the plain program."""
+
+
 def first_wrong(
-    plan: Plan, devices: jax.sharding.Mesh, arguments: Sequence[np.ndarray], wanted: Sequence[np.ndarray]
+    plan: Plan, devices: jax.sharding.Mesh, arguments: Sequence[np.ndarray], differs: Differs
 ) -> Wrong | None:
-    """What is wrong first in a plan whose results differ from those that are wanted; None where every value is right
-    when all are looked at, so that only the border, or what is compiled together, can be wrong.
+    """What is wrong first in a plan whose results differ from those of the plain program; None where every value is
+    right when all are looked at, so that only the border, or what is compiled together, can be wrong.
 
     Stages are only compared where no op is wrong: one that a pass has made of another is right by what it means.
 
@@ -86,22 +90,22 @@ def first_wrong(
         plan: of the program.
         devices: the mesh that it runs on.
         arguments: whole arrays, those that are closed over first; of random keys the words.
-        wanted: the results of the plain program.
+        differs: compares with the results of the plain program.
     """
     graph = Graph(plan.program.module)
     search = _Search(Observed(graph, plan.program.mesh, devices))
     known = dict(zip(graph.arguments, arguments, strict=True))
-    found = search.in_block(graph.main.blocks[0], known) or _first_wrong_stage(plan, devices, arguments, wanted)
+    found = search.in_block(graph.main.blocks[0], known) or _first_wrong_stage(plan, devices, arguments, differs)
     return Rounding() if found is None and search.rounded else found
 
 
 def _first_wrong_stage(
-    plan: Plan, devices: jax.sharding.Mesh, arguments: Sequence[np.ndarray], wanted: Sequence[np.ndarray]
+    plan: Plan, devices: jax.sharding.Mesh, arguments: Sequence[np.ndarray], differs: Differs
 ) -> WrongStage | None:
+    """Passes may change the order of sums: what that rounds otherwise is not wrong."""
     for name, module in plan.stages.items():
-        found = results_of(module, arguments, devices)
-        for number, (x, y) in enumerate(zip(found, wanted, strict=True)):
-            difference = compared(x, y)
+        for number, found in enumerate(results_of(module, arguments, devices)):
+            difference = differs(found, number)
             if not difference.ok:
                 return WrongStage(name, number, difference)
     return None

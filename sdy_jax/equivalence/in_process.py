@@ -14,6 +14,7 @@ import numpy as np
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.calls.traced_programs import plain_results
 from sdy_jax.equivalence.bisection import first_wrong
+from sdy_jax.equivalence.comparison import compared
 from sdy_jax.equivalence.culprit import fault_of
 from sdy_jax.equivalence.job import Job, Outcome
 from sdy_jax.equivalence.subject import words_of
@@ -71,7 +72,7 @@ def first_wrong_in(plan: Plan, mesh: AnyMesh, called: Any, wanted: Sequence[np.n
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            wrong = first_wrong(plan, mesh, values, wanted)
+            wrong = first_wrong(plan, mesh, values, lambda found, number: compared(found, wanted[number]))
         return f"\n{fault_of(wrong, plan)}"
     except Exception:  # the results are wrong all the same, and that is what is to be said
         return ""

@@ -120,21 +120,25 @@ class _Run:
 
     def _compared(self, found: list[np.ndarray]) -> tuple[Difference, str]:
         """What differs most, relative to what is allowed, and where."""
-        wanted, rtol, atol = self.plain.results(self.devices), self.job.rtol, self.job.atol
-        differences = []
-        for number, (x, y) in enumerate(zip(found, wanted, strict=True)):
-            difference = compared(x, y, rtol, atol)
-            if not difference.ok and rtol is None and (exact := self.plain.exact(is_wide(y.dtype))) is not None:
-                moved = self.plain.moved
-                difference = decided_by(x, y, exact[number], None if moved is None else moved[number])
-            differences.append((difference, self.plain.subject.outputs[number]))
+        paths = self.plain.subject.outputs
+        differences = [(self._difference(x, number), paths[number]) for number, x in enumerate(found)]
         return max(differences, key=_how_far, default=(Difference(), ""))
+
+    def _difference(self, found: np.ndarray, number: int) -> Difference:
+        """How an array differs from a result of the plain program."""
+        wanted = self.plain.results(self.devices)[number]
+        difference = compared(found, wanted, self.job.rtol, self.job.atol)
+        if difference.ok or self.job.rtol is not None:
+            return difference
+        exact, moved = self.plain.exact(is_wide(wanted.dtype)), self.plain.moved
+        if exact is None:
+            return difference
+        return decided_by(found, wanted, exact[number], None if moved is None else moved[number])
 
     def _fault(self, plan: Plan) -> Fault:
         """What is wrong first. Where that cannot be found, the results are still wrong."""
-        subject, wanted = self.plain.subject, self.plain.results(self.devices)
         try:
-            wrong = first_wrong(plan, self.devices, subject.values, wanted)
+            wrong = first_wrong(plan, self.devices, self.plain.subject.values, self._difference)
             fault = fault_of(wrong, plan)
         except Exception as error:
             said = " ".join(str(error).split())
