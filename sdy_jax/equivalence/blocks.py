@@ -49,8 +49,8 @@ def joined(
     for place, rows in groups.items():
         part = _part(place, local)
         for copy, whole in enumerate(found):
-            terms = [blocks[row[copy]] for row in rows]
-            value = _combined(terms, sharding.reduction)
+            with np.errstate(all="ignore"):  # what lies behind the end of a dimension may be anything
+                value = _combined([blocks[row[copy]] for row in rows], sharding.reduction)
             whole[part] = value[_start(whole[part].shape)]
     return found
 

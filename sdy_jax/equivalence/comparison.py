@@ -61,7 +61,7 @@ def compared(found: np.ndarray, wanted: np.ndarray, rtol: float | None = None, a
         problem = f"is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
         return Difference(problem, np.inf, 0.0)
     if wanted.dtype.name not in TOLERANCE:
-        count = int(np.sum(found != wanted))
+        count = int(np.sum((found != wanted) & ~(_is_nan(found) & _is_nan(wanted))))
         return Difference(f"differs in {count} of {wanted.size} elements" if count else "", float(count), 0.0)
     a, b = _wide(found), _wide(wanted)
     finite = np.isfinite(b)
@@ -98,6 +98,11 @@ def _largest(x: np.ndarray, y: np.ndarray) -> float:
     a, b = _wide(x), _wide(y)
     finite = np.isfinite(a) & np.isfinite(b)
     return float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+
+
+def _is_nan(x: np.ndarray) -> np.ndarray:
+    """Also of float8, of which numpy does not know that they are floats."""
+    return np.asarray(np.isnan(x.astype(np.float32))) if x.dtype.kind in "fV" else np.zeros(x.shape, bool)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What errors of floating-point numbers allow, and what they do not."""
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -36,6 +37,11 @@ ONE = np.float32([1.0])
 def test_what_is_more_exact_decides(found, exact, moved, ok):
     moved = None if moved is None else np.float32([moved])
     assert decided_by(np.float32([found]), ONE, np.float64([exact]), moved).ok is ok
+
+
+def test_nans_of_the_smallest_floats_are_the_same():
+    found, wanted = (np.array([1, np.nan, x], ml_dtypes.float8_e4m3fn) for x in (2, 4))
+    assert compared(found, found).ok and compared(found, wanted).problem == "differs in 1 of 3 elements"
 
 
 def test_integers_are_never_rounded():
