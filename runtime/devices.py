@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 import jax
@@ -83,8 +85,23 @@ def lowering_platforms(platform: str) -> tuple[str, ...]:
     return ("cuda", "rocm") if platform == "gpu" else (platform,)
 
 
+_lowered_for: ContextVar[str] = ContextVar("lowered_for", default="")
+
+
+@contextmanager
+def lowered_for(platform: str) -> Iterator[None]:
+    """Inside, programs are traced for devices of a platform, whatever those of their meshes are."""
+    token = _lowered_for.set(platform)
+    try:
+        yield
+    finally:
+        _lowered_for.reset(token)
+
+
 def lowering_platform(mesh: AnyMesh) -> str:
     """What jax lowers for a mesh's devices by: `cuda` or `rocm` where these say `gpu`."""
+    if forced := _lowered_for.get():
+        return forced
     platform, device = platform_of(mesh), device_like(mesh)
     if platform != "gpu":
         return platform

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.contracts.budget import Budget
+    from sdy_jax.equivalence.verification import Verification, VerificationError
+    from sdy_jax.equivalence.verify import verify
     from sdy_jax.errors import (
         ArgumentError,
         ContractError,
@@ -90,6 +92,8 @@ __all__ = [
     "ShardingError",
     "TensorSharding",
     "UnsupportedError",
+    "Verification",
+    "VerificationError",
     "all_gather",
     "all_reduce",
     "all_slice",
@@ -120,6 +124,7 @@ __all__ = [
     "strict",
     "tensor_parallel",
     "testing",
+    "verify",
     "with_sharding_rule",
 ]
 
@@ -148,6 +153,8 @@ _MODULES = {
     "sdy_jax.annotate.strict": ("strict",),
     "sdy_jax.contracts.budget": ("Budget",),
     "sdy_jax.calls.partition": ("partition",),
+    "sdy_jax.equivalence.verification": ("Verification", "VerificationError"),
+    "sdy_jax.equivalence.verify": ("verify",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
     "sdy_jax.errors": (
         "ArgumentError",

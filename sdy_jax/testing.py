@@ -13,6 +13,8 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
+from sdy_jax.equivalence.comparison import compared
+from sdy_jax.equivalence.in_process import first_wrong_in
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
@@ -20,22 +22,6 @@ from sdy_jax.plan.record.files import load_plan, save_plan
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.review import reviewed
 from sdy_jax.pytest_plugin import UPDATE_PLANS
-
-_TOLERANCE = {
-    "bfloat16": 3e-2,
-    "float16": 5e-3,
-    "float32": 2e-5,
-    "complex64": 2e-5,
-    "float64": 1e-12,
-    "complex128": 1e-12,
-}
-"""Relative tolerances by dtype. Guessed, some ten roundings of the type: what reassociating a reduction over a few
-thousand terms of similar size can change. With less, right programs fail; with more, a wrong term among thousands
-passes."""
-
-
-_SMALLEST = 1e-30
-"""Guessed: the scale of arrays of zeros, of which a relative error would say nothing."""
 
 
 def assert_same(
@@ -56,7 +42,8 @@ def assert_same(
     """Asserts that a function returns the same partitioned over a mesh as it does on one device.
 
     Integers and booleans must be equal; floating-point results may differ by `rtol` times the largest magnitude of
-    their leaf plus `atol`. NaNs and infinities must be at the same places.
+    their leaf plus `atol`. NaNs and infinities must be at the same places. `sdy.verify` compares more: derivatives,
+    further meshes, the costs of other machines.
 
     Args:
         fun: the plain function; called as `fun(*args, **kwargs)`.
@@ -69,7 +56,8 @@ def assert_same(
         The plan that was run, for further assertions.
 
     Raises:
-        AssertionError: names the result's path, the largest difference and the plan's collectives.
+        AssertionError: names the result's path, the largest difference, the plan's collectives, and the first value in
+            the program that is wrong.
         TypeError: the function is a partitioned one, which would be compared with itself.
     """
     if isinstance(fun, PartitionedFunction):
@@ -96,8 +84,10 @@ def assert_same(
     for (path, ours_leaf), (_, plain_leaf) in zip(
         tree_leaves_with_path(found), tree_leaves_with_path(wanted), strict=True
     ):
-        problem = _difference(_array(ours_leaf), _array(plain_leaf), rtol, atol or 0.0)
-        assert not problem, f"result{keystr(path)} {problem}\n{plan}"
+        difference = compared(_array(ours_leaf), _array(plain_leaf), rtol, atol or 0.0)
+        if not difference.ok:
+            wrong = first_wrong_in(plan, mesh, (args, kwargs), list(map(_array, jax.tree.leaves(wanted))))
+            raise AssertionError(f"result{keystr(path)} {difference.problem}\n{plan}{wrong}")
     return plan
 
 
@@ -156,21 +146,3 @@ def _array(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)
-
-
-def _difference(found: np.ndarray, wanted: np.ndarray, rtol: float | None, atol: float) -> str:
-    """What is wrong with `found`; empty if nothing is."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
-    if wanted.dtype.name not in _TOLERANCE:
-        count = int(np.sum(found != wanted))
-        return f"differs in {count} of {wanted.size} elements" if count else ""
-    wide = np.complex128 if np.iscomplexobj(wanted) else np.float64
-    a, b = found.astype(wide), wanted.astype(wide)
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return "has NaN or infinity at other places"
-    scale = float(np.abs(b[finite]).max(initial=0.0))
-    largest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    allowed = atol + (rtol if rtol is not None else _TOLERANCE[wanted.dtype.name]) * max(scale, _SMALLEST)
-    return f"differs by {largest:.3g}, allowed are {allowed:.3g}" if not largest <= allowed else ""

@@ -70,6 +70,7 @@ class Family:
         arrays: how arrays lie in their memory.
         forms: in which forms their compiler takes collectives best.
         flop: the bytes that are worth to be sent to save an operation, where costs are bytes.
+        usual: the machine that is meant where only the family is said; none for one whose rates are not published.
     """
 
     name: str
@@ -78,3 +79,4 @@ class Family:
     arrays: Arrays = Arrays()
     forms: Forms = field(default_factory=Forms)
     flop: float = FLOP
+    usual: str = ""

@@ -55,6 +55,7 @@ GPU = Family(
     ),
     Arrays(copies=_copies),
     Forms(OpForms(in_order=True)),
+    usual="h100",
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 

@@ -57,6 +57,11 @@ def machines() -> dict[str, Machine]:
     return {name: machine for family in FAMILIES.values() for name, machine in family.machines.items()}
 
 
+def usual_machines() -> dict[str, str]:
+    """Per family the name of its usual machine, empty where it has none."""
+    return {name: family.usual for name, family in sorted(FAMILIES.items())}
+
+
 def machine_name(device_kind: str) -> str | None:
     """The name of a kind of device, as `jax.Device.device_kind` says it; None where its rates are not known.
 

@@ -73,6 +73,7 @@ TPU = Family(
     ),
     Arrays(Tiles(), _BFLOAT16, _copies),
     Forms(OpForms(looked_up_apart=True, barriers_last=True), in_lanes=True, in_halves=True),
+    usual="tpu v5e",
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 

@@ -15,6 +15,7 @@ Shardy's tensor partitioning in Python, on JAX.
   sdy-jax opt --pipeline propagation-pipeline model.mlir         run passes on a module
   sdy-jax plan model.mlir                                        read which collectives it needs, and why
   sdy-jax run model.mlir --inputs in.npz --outputs out.npz       run it, on real or virtual devices
+  sdy-jax verify model.mlir                                      compare it with the program on one device
   sdy-jax doctor                                                 check this installation
 
 Exit status: 0; 1 where the input is bad, as FILE:LINE:COLUMN: error: MESSAGE on standard error; 2 for bad options.
@@ -81,6 +82,18 @@ its inputs and outputs have a leading dimension, with an entry for every device 
   sdy-jax run model.bin --mesh x=4 --in-shardings "P('x')" --inputs in.npz --outputs out.npz
 """
 
+_VERIFY = f"""\
+Compares a program, partitioned, with the same program on one device: forward and derivatives, on its mesh and on one
+whose sizes divide few others, as it is planned for each kind of machine. It runs on virtual devices on the CPU, in a
+process of its own; meshes of more than 16 devices are scaled down. The exit status is 1 where something differs; then
+the first wrong value is named, with its op, line, layouts and collectives.
+
+{_PROGRAM}
+  sdy-jax verify model.mlir                                 with arguments that are made up
+  sdy-jax verify train.py:step --mesh data=8 --args "f32[64,128], f32[128,10]" --in-shardings "P('data'), None"
+  sdy-jax verify model.mlir --also x=2,y=3 --target gpu --reproducer wrong.py
+"""
+
 _DOCTOR = """\
 Says what is installed, which devices there are and what works on them, down to a small partitioned program that is
 compared with the plain one. The exit status is 1 if something essential is broken.
@@ -96,6 +109,7 @@ def option_parser() -> argparse.ArgumentParser:
     _add_opt(_command(commands, "opt", "apply passes to a module and print it", _OPT))
     _add_plan(_command(commands, "plan", "print the plan of a program", _PLAN))
     _add_run(_command(commands, "run", "run a program, partitioned", _RUN))
+    _add_verify(_command(commands, "verify", "compare a program, partitioned, with itself on one device", _VERIFY))
     _add_doctor(_command(commands, "doctor", "check the installation and the devices", _DOCTOR))
     return parser
 
@@ -190,6 +204,30 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="make up the arguments: floats are normally distributed, integers are from 0 to 9",
     )
     parser.add_argument("--outputs", metavar="FILE.npz", help="where to write the results; default: print a summary")
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    _add_program(parser)
+    parser.add_argument("--inputs", metavar="FILE.npz", help="the arguments, as for run; default: made up")
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="AXES",
+        help="other sizes of its axes to run on: name=size,...",
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="NAME",
+        help="by whose costs it is planned: a kind of machine, such as gpu, or one, such as h100; may be given several "
+        "times; default: each kind",
+    )
+    parser.add_argument("--no-derivatives", dest="derivatives", action="store_false", help="compare results only")
+    parser.add_argument("--no-uneven", dest="uneven", action="store_false", help="run on the program's mesh only")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="SEED", help="of what is made up; default: 0")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument("--reproducer", metavar="FILE.py", help="where to write a program that shows what is wrong")
 
 
 def _add_program(parser: argparse.ArgumentParser) -> None:

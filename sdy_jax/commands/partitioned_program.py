@@ -163,7 +163,7 @@ def _file_name(options: argparse.Namespace) -> str:
 
 
 def _request(options: argparse.Namespace, count: int) -> None:
-    (devices.request_for_plan if options.command == "plan" else devices.request)(count)
+    (devices.request if options.command == "run" else devices.request_for_plan)(count)
 
 
 def _mesh_on(options: argparse.Namespace) -> Callable[[Mesh, int], AnyMesh]:

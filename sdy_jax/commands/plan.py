@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     demands = Demands(options)
     job = job_of(options)
     with explained(job.file), job.settings():
-        _check_sizes(job)
+        check_sizes(job)
         plan = job.plan(job.args, job.kwargs)
         demands.keep(plan)
         if demands.before is not None:
@@ -68,7 +68,11 @@ def _chips(options: argparse.Namespace) -> Topology | None:
     return Topology.of(options.topology, options.slices)
 
 
-def _check_sizes(job: Job) -> None:
+def check_sizes(job: Job) -> None:
+    """
+    Raises:
+      SdyError: a size of an argument is symbolic.
+    """
     infos = [leaf for leaf in jax.tree.leaves((job.args, job.kwargs)) if isinstance(leaf, jax.ShapeDtypeStruct)]
     if not all(isinstance(size, int) for info in infos for size in info.shape):
         raise SdyError(

@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the program, and writes the results or prints a summary."""
     job = job_of(options)
     with explained(job.file), job.settings():
-        args, kwargs = _arguments(job, options)
+        args, kwargs = arguments(job, options)
         headline = job.headline(args, kwargs)
         results = [array_files.to_numpy(leaf) for leaf in jax.tree.leaves(job.function(*args, **kwargs))]
     if options.outputs:
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
+def arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments, as the options say; numbers among the types of a function's arguments are as they are."""
     leaves, tree = jax.tree.flatten((job.args, job.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]

@@ -22,6 +22,7 @@ from sdy_jax.ir.operations import body_of, function_type, main_function
 from sdy_jax.jax_internals.exported import with_module
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
+from sdy_jax.runtime.evaluation import apart
 from sdy_jax.shard.op_meshes import device_meshes, rename_mesh, symbols
 from sdy_jax.shard.view import is_dialect_op, view
 
@@ -70,6 +71,8 @@ def _lower(
     ctx: mlir.LoweringRuleContext, *operands: ir.Value, module: bytes, name: str, results: Any, foreign: bool
 ) -> list[ir.Value]:
     context = ctx.module_context
+    if _LAPACK in module:
+        _initialize_lapack()
     if foreign:  # ops of the mesh and shard dialects
         context.context.allow_unregistered_dialects = True
     merged = ir.Module.parse(module, context.context)
@@ -79,6 +82,18 @@ def _lower(
     for op in meshes:
         ir.InsertionPoint.at_block_begin(context.module.body).insert(op)
     return list(func.CallOp(types, ir.FlatSymbolRefAttr.get(called), list(operands)).results)
+
+
+_LAPACK = b"lapack_"
+"""How the targets of jaxlib's calls of LAPACK begin."""
+
+
+@functools.cache
+def _initialize_lapack() -> None:
+    """jaxlib fetches LAPACK's functions when jax lowers the first call of one; what is called before ends the process
+    (0.10 to 0.12)."""
+    matrix = jax.ShapeDtypeStruct((1, 1), "float32")
+    apart(lambda: jax.jit(jax.lax.linalg.cholesky).trace(matrix).lower(lowering_platforms=("cpu",)))
 
 
 def _meshes_to_add(module: ir.Operation, caller: ir.Operation) -> list[ir.Operation]:

@@ -124,11 +124,15 @@ ROOMS = {
         "lowering.emission lowering.interface plan.border plan.estimates plan shard loading processes contracts"
     ),
     "spec_trees": "errors representation annotate",
+    "equivalence": (
+        "errors representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission passes "
+        "plan.page plan loading calls"
+    ),
     "pytest_plugin": "",
-    "testing": "errors lowering.costs plan.record plan calls pytest_plugin",
+    "testing": "errors lowering.costs plan.record plan calls equivalence pytest_plugin",
     "commands": (
         "errors representation ir runtime annotate verification text lowering.targets passes plan.record "
-        "plan.estimates plan shard loading contracts calls"
+        "plan.estimates plan shard loading contracts calls equivalence"
     ),
     "registration": (
         "ir annotate lowering.strategies passes partitioning plan.record plan.page plan.html plan plan.fixes "
@@ -137,7 +141,7 @@ ROOMS = {
     "__main__": "commands",
     "__init__": (
         "errors representation annotate lowering.costs passes plan.record plan shard loading contracts calls "
-        "spec_trees testing registration"
+        "spec_trees equivalence testing registration"
     ),
 }
 

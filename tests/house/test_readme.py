@@ -131,6 +131,13 @@ def test_plans_are_kept_compared_and_limited(names, capsys):
         whole.plan(*arguments)
 
 
+@pytest.mark.more("README's call of verify; tests/equivalence has its own")
+def test_a_function_is_verified(names, capsys):
+    text = printed(capsys, lambda: executed(block("sdy.verify(mlp"), dict(names), "README.md"))
+    assert text.startswith("verify of mlp: 12 cases, all the same as the plain function")
+    assert "data=2, model=3" in text
+
+
 def test_a_plan_is_explored(names, tmp_path):
     executed(block("plan.to_html("), {**names, "plan": names["mlp"].plan(names["x"], names["weights"])}, "explore.py")
     assert "<title>mlp: plan</title>" in (tmp_path / "mlp.html").read_text(encoding="utf-8")
@@ -341,7 +348,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 34
+    assert len(BLOCKS) == 35
     assert {
         line
         for line in COMMANDS

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.testing import _difference
+from sdy_jax.equivalence.comparison import compared
 
 X = np.arange(128, dtype=np.float32).reshape(8, 16)
 
@@ -32,7 +32,8 @@ def test_the_mesh_of_the_context_is_used(mesh):
 
 def test_a_wrong_number_is_reported_with_its_path_and_the_plan(mesh, monkeypatch):
     monkeypatch.setattr("jax.lax.psum", lambda x, *_, **__: x)
-    with pytest.raises(AssertionError, match=r"result\['sum'\] differs by .*\n?.*plan of"):
+    named = r"(?s)result\['sum'\] differs by .*plan of .*first wrong value: sdy.all_reduce at .*test_testing.py"
+    with pytest.raises(AssertionError, match=named):
         sdy.testing.assert_same(lambda x: {"sum": x.sum(0)}, X, mesh=mesh, in_shardings=P("data"))
 
 
@@ -57,6 +58,5 @@ def test_a_partitioned_function_is_not_compared_with_itself(mesh):
     ],
 )
 def test_differences(found, wanted, message):
-    assert message in _difference(found, wanted, None, 0.0) and bool(message) == bool(
-        _difference(found, wanted, None, 0.0)
-    )
+    difference = compared(found, wanted)
+    assert message in difference.problem and bool(message) != difference.ok

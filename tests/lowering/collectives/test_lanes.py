@@ -19,6 +19,7 @@ from sdy_jax.lowering.collectives.lanes import Sent, as_rows, scattered_as
 from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.strategies.matrices import multiplied
+from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.lowering.targets.unknown import UNKNOWN
 from sdy_jax.representation.mesh import Mesh

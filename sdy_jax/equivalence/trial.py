@@ -1,0 +1,184 @@
+"""One trial: a program runs partitioned, and its results are compared with the plain program's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from sdy_jax.annotate.automatic import AUTO
+from sdy_jax.annotate.program import Program
+from sdy_jax.calls.partition import partition
+from sdy_jax.calls.partitioned_function import PartitionedFunction
+from sdy_jax.equivalence.bisection import Wrong, WrongOp, first_wrong
+from sdy_jax.equivalence.comparison import Difference, compared, decided_by
+from sdy_jax.equivalence.culprit import fault_of
+from sdy_jax.equivalence.job import Fault, Job, Outcome, Subject, Trial
+from sdy_jax.equivalence.meshes import on_mesh
+from sdy_jax.equivalence.more_exact import is_wide, more_exact, rounded_otherwise
+from sdy_jax.equivalence.reference import results_of
+from sdy_jax.equivalence.reproducer import reproducer_of_op, reproducer_of_program
+from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.ir import hidden_frames
+from sdy_jax.ir.graph import Graph
+from sdy_jax.loading.load import loads
+from sdy_jax.plan.plan import Plan
+from sdy_jax.runtime.devices import mesh_on_devices
+
+
+def outcomes(job: Job, first: int = 0, plain: Sequence[np.ndarray] | None = None) -> Iterator[Outcome]:
+    """What comes of the trials from one on, in order; `plain`: the results of the first program, where only the process
+    that traced it can compute them."""
+    subjects = [_Plain(job, subject) for subject in job.subjects]
+    if plain is not None:
+        subjects[0].known = list(plain)
+    known: dict[Any, tuple[Trial, Outcome]] = {}
+    is_found = False
+    for trial in job.trials[first:]:
+        outcome = _Run(job, subjects[trial.subject], trial).outcome(known, finds=job.finds and not is_found)
+        is_found = is_found or outcome.fault is not None
+        yield outcome
+
+
+class _Plain:
+    """A program, and what it returns without partitioning."""
+
+    def __init__(self, job: Job, subject: Subject):
+        self.job, self.subject = job, subject
+        self.program = loads(subject.text)
+        self.plain = loads(subject.plain).module if subject.plain else self.program.module
+        self.values = subject.values[len(subject.values) - len(Graph(self.plain).arguments) :]
+        self.known: list[np.ndarray] | None = None
+
+    def results(self, devices: jax.sharding.Mesh) -> list[np.ndarray]:
+        """The results of the plain program, in the types of its own; `devices` for what computes on their blocks."""
+        return self._results(devices) if self.known is None else self.known
+
+    @cached_property
+    def _results(self) -> Callable[[jax.sharding.Mesh], list[np.ndarray]]:
+        return lru_cache(maxsize=4)(lambda devices: results_of(self.plain, self.values, devices))
+
+    @cached_property
+    def exact(self) -> Callable[[bool], list[np.ndarray] | None]:
+        """The results computed more exactly than in float32, or than in float64; None where they cannot be had so."""
+        return lru_cache(lambda of_wide: more_exact(self.plain, self.values, of_wide))
+
+    @cached_property
+    def moved(self) -> list[np.ndarray] | None:
+        """The results for arguments that are rounded otherwise."""
+        return rounded_otherwise(self.plain, self.values)
+
+
+class _Run:
+    def __init__(self, job: Job, plain: _Plain, trial: Trial):
+        self.job, self.plain, self.trial = job, plain, trial
+
+    def outcome(self, known: dict[Any, tuple[Trial, Outcome]], finds: bool) -> Outcome:
+        """`known`: the outcomes of programs that ran."""
+        try:
+            with warnings.catch_warnings(), jax.enable_x64(True):
+                warnings.simplefilter("ignore")
+                return self._outcome(known, finds)
+        except InternalError as error:
+            return Outcome("failed", str(error))
+        except SdyError as error:
+            return Outcome("refused", str(error))
+        except Exception as error:
+            return Outcome("failed", f"{type(error).__name__}: {error}")
+
+    def _outcome(self, known: dict[Any, tuple[Trial, Outcome]], finds: bool) -> Outcome:
+        function, values = self._function(), self.plain.subject.values
+        plan: Plan = function.plan(*values)
+        key = self.trial.subject, self.trial.mesh, plan.mlir("partitioned")
+        if key in known:
+            trial, before = known[key]
+            return Outcome(before.status, before.problem, before.largest, before.allowed, like=trial.target)
+        found = [np.asarray(x) for x in jax.tree.leaves(function(*values))]
+        difference, path = self._compared(found)
+        fault = None if difference.ok or not finds else self._fault(plan)
+        outcome = _outcome_of(difference, path, fault)
+        known[key] = self.trial, outcome
+        return outcome
+
+    @cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        return mesh_on_devices(self.trial.mesh)
+
+    def _function(self) -> PartitionedFunction[..., Any]:
+        """The program, partitioned."""
+        subject = self.plain.subject
+        program = on_mesh(self.plain.program, subject.mesh_name, self.trial.mesh)
+        options = {**self.job.options, "mesh": self.devices, "costs": self.trial.costs, "on_unknown": "ignore"}
+        with hidden_frames.called_from(subject.source):
+            made: PartitionedFunction[..., Any] = partition(program, **options, **_automatic(subject, program))
+        return made
+
+    def _compared(self, found: list[np.ndarray]) -> tuple[Difference, str]:
+        """What differs most, relative to what is allowed, and where."""
+        paths = self.plain.subject.outputs
+        differences = [(self._difference(x, number), paths[number]) for number, x in enumerate(found)]
+        return max(differences, key=_how_far, default=(Difference(), ""))
+
+    def _difference(self, found: np.ndarray, number: int) -> Difference:
+        """How an array differs from a result of the plain program."""
+        wanted = self.plain.results(self.devices)[number]
+        difference = compared(found, wanted, self.job.rtol, self.job.atol)
+        if difference.ok or self.job.rtol is not None:
+            return difference
+        exact, moved = self.plain.exact(is_wide(wanted.dtype)), self.plain.moved
+        if exact is None:
+            return difference
+        return decided_by(found, wanted, exact[number], None if moved is None else moved[number])
+
+    def _fault(self, plan: Plan) -> Fault:
+        """What is wrong first. Where that cannot be found, the results are still wrong."""
+        try:
+            wrong = first_wrong(plan, self.devices, self.plain.subject.values, self._difference)
+            fault = fault_of(wrong, plan)
+        except Exception as error:
+            said = " ".join(str(error).split())
+            return Fault("the program", plan.source, "its results differ", "unknown", f"{type(error).__name__}: {said}")
+        return replace(fault, reproducer=self._reproducer(wrong, fault)) if self.job.reproduces else fault
+
+    def _reproducer(self, wrong: Wrong | None, fault: Fault) -> str:
+        """A program that shows the wrong op alone, or else the whole program."""
+        what = f"{fault.op} at {fault.source}: {fault.difference}."
+        found = reproducer_of_op(wrong, what) if isinstance(wrong, WrongOp) else ""
+        if found:
+            return found
+        program = on_mesh(self.plain.program, self.plain.subject.mesh_name, self.trial.mesh)
+        return reproducer_of_program(self.trial, program.module.get_asm(enable_debug_info=False), what)
+
+
+def _outcome_of(difference: Difference, path: str, fault: Fault | None) -> Outcome:
+    """Results that differ by finite numbers, and by no op, differ by rounding."""
+    figures = difference.largest, difference.allowed
+    if difference.ok:
+        return Outcome("same", "", *figures)
+    problem = f"{path} {difference.problem}"
+    if fault is not None and fault.culprit == "rounding" and np.isfinite(difference.largest):
+        return Outcome("rounding", f"{problem}; {fault.evidence}", *figures)
+    return Outcome("different", problem, *figures, fault=fault)
+
+
+def _how_far(pair: tuple[Difference, str]) -> tuple[bool, float]:
+    difference = pair[0]
+    share = difference.largest / difference.allowed if difference.allowed else difference.largest
+    return not difference.ok, share
+
+
+def _automatic(subject: Subject, program: Program) -> dict[str, Any]:
+    """What leaves layouts to the planner that were left to it."""
+    found: dict[str, Any] = {}
+    if subject.automatic_arguments:
+        chosen = [AUTO if i in subject.automatic_arguments else None for i in range(len(program.inputs))]
+        found["in_shardings"] = tuple(chosen)
+    if subject.automatic_results:
+        chosen = [AUTO if i in subject.automatic_results else None for i in range(len(program.outputs))]
+        found["out_shardings"] = chosen[0] if len(chosen) == 1 else tuple(chosen)
+    return found

@@ -1,0 +1,138 @@
+"""What `verify` found, to print, to ask, and to raise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sdy_jax.equivalence.job import Fault, Outcome
+from sdy_jax.plan.page.columns import aligned
+
+_RIGHT = ("same", "rounding")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCase:
+    """A program on a mesh by some costs, beside the plain one.
+
+    Attributes:
+        mesh: its axes with their sizes.
+        target: by whose costs it was planned: "cpu", "gpu", "tpu", the name of a machine, or "own".
+        is_derivative: it is the function's derivative: gradients for random cotangents.
+        is_uneven: the mesh has sizes that divide few others.
+        outcome: what came of it.
+    """
+
+    mesh: str
+    target: str
+    is_derivative: bool
+    is_uneven: bool
+    outcome: Outcome
+
+    @property
+    def ok(self) -> bool:
+        """Whether the numbers are the same but for rounding, or an error says why there are none."""
+        return self.outcome.status in ("same", "rounding", "refused")
+
+    @property
+    def row(self) -> Sequence[str]:
+        """As a row of a table."""
+        found, what = self.outcome, "derivative" if self.is_derivative else "forward"
+        figures = (
+            (f"{found.largest:.2g}", f"{found.allowed:.2g}") if found.status in ("same", "different") else ("", "")
+        )
+        place = self.mesh, "uneven" if self.is_uneven else "", self.target, what
+        like = f", the program by {found.like}" if found.like else ""
+        said = f": {' '.join(found.problem.split())}" if found.problem else ""
+        return (*place, *figures, f"{found.status}{like}{said}")
+
+
+class VerificationError(AssertionError):
+    """Partitioned programs do not compute what the plain function does; `verification` has what was found."""
+
+    def __init__(self, verification: Verification):
+        super().__init__(str(verification))
+        self.verification = verification
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found: a line per case, and the first wrong value. True where nothing differs.
+
+    Attributes:
+        name: the function's.
+        cases: in the order in which they ran.
+        notes: what was left out, and why.
+    """
+
+    name: str
+    cases: tuple[VerifiedCase, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case is the same or refused, and one at least has run."""
+        return all(case.ok for case in self.cases) and any(case.outcome.status in _RIGHT for case in self.cases)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What is wrong first, in each case that was looked into."""
+        return tuple(case.outcome.fault for case in self.cases if case.outcome.fault is not None)
+
+    def raise_for_difference(self) -> Verification:
+        """
+        Returns:
+            This.
+
+        Raises:
+            VerificationError: something differs; the message is all that `print` shows.
+        """
+        if not self.ok:
+            raise VerificationError(self)
+        return self
+
+    def write_reproducer(self, path: str) -> bool:
+        """Writes the Python program that shows the first fault by itself. Returns whether there is one."""
+        programs = [fault.reproducer for fault in self.faults if fault.reproducer]
+        if programs:
+            Path(path).write_text(programs[0])
+        return bool(programs)
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(
+            {"name": self.name, "ok": self.ok, "cases": list(map(_plain, self.cases)), "notes": self.notes}
+        )
+
+    @property
+    def headline(self) -> str:
+        """The first line."""
+        wrong = sum(not case.ok for case in self.cases)
+        refused = sum(case.outcome.status == "refused" for case in self.cases)
+        count = f"{len(self.cases)} case{'s' if len(self.cases) != 1 else ''}"
+        said = [f"{wrong} wrong"] if wrong else []
+        said += [f"{refused} refused"] if refused else []
+        return f"verify of {self.name}: {count}, {', '.join(said) or 'all the same as the plain function'}"
+
+    def __str__(self) -> str:
+        header = ("mesh", "", "costs", "program", "largest error", "allowed", "")
+        table = aligned([header, *(case.row for case in self.cases)]) if self.cases else []
+        faults = [line for fault in self.faults for line in ("", *str(fault).splitlines())]
+        return "\n".join([self.headline, "", *table, *(f"note: {note}" for note in self.notes), *faults])
+
+    def __repr__(self) -> str:
+        return f"<{self.headline}>"
+
+
+def _plain(case: VerifiedCase) -> dict[str, Any]:
+    found = asdict(case) | {"ok": case.ok}
+    for name in ("largest", "allowed"):
+        value = found["outcome"][name]
+        found["outcome"][name] = value if abs(value) < float("inf") else None
+    return found
