@@ -67,7 +67,7 @@ def _opened(path: str | os.PathLike[str]) -> AbstractContextManager[BinaryIO]:
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
     """Whether it is there and no regular file. `/dev/stdout` may lead to one, which whoever opened it goes on with."""
-    is_stream = os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    is_stream = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
     return is_stream or (os.path.exists(path) and not os.path.isfile(path))
 
 
