@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,7 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from sdy_jax.errors import SdyError
+from sdy_jax.files.whole import explained, write_whole
 from sdy_jax.lowering.targets.rates import Link, rate, wire_bytes
 from sdy_jax.runtime.measuring import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
 
@@ -212,17 +214,11 @@ def read(file: Path, mesh: jax.sharding.Mesh) -> Calibration | None:
     Raises:
         SdyError: it cannot be read, or is of another mesh.
     """
-    try:
-        text = file.read_text()
-    except FileNotFoundError:
+    if (text := _text_of(file)) is None:
         return None
-    except OSError as error:
-        raise SdyError(
-            f"the calibration in {file} cannot be read: {error.strerror}; to fix: give another path"
-        ) from None
     try:
         found = Calibration.of_text(text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise SdyError(
             f"{file} is no calibration of this version: {what}; to fix: measure again, by again=True"
@@ -235,6 +231,12 @@ def read(file: Path, mesh: jax.sharding.Mesh) -> Calibration | None:
             f"{wanted[1]}; to fix: give another path, or measure again, by again=True"
         )
     return found
+
+
+def _text_of(file: Path) -> str | None:
+    with explained(f"the calibration in {file} cannot be read", "give another path"), suppress(FileNotFoundError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return None
 
 
 def _agreed(mesh: jax.sharding.Mesh, found: Calibration | None) -> Calibration | None:
@@ -258,12 +260,6 @@ def _write(file: Path, found: Calibration) -> None:
     """
     if jax.process_index():
         return
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
+    with explained(f"the calibration in {file} cannot be written", "give another path"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(found.text())
-        part.replace(file)
-    except OSError as error:
-        raise SdyError(
-            f"the calibration in {file} cannot be written: {error.strerror}; to fix: give another path"
-        ) from None
+        write_whole(file, found.text())

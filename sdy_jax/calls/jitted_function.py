@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from sdy_jax.calls.formats import (
     shardings_of_results,
     states_layouts,
 )
+from sdy_jax.calls.out_of_memory import explain, is_of_memory
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
@@ -38,6 +39,7 @@ from sdy_jax.jax_internals.trace_messages import already_explained, explains_tra
 from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused
+from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.processes.comparison import are_several
@@ -147,11 +149,22 @@ class JittedFunction:
             raise error from None  # without jax's account of where it was raised
         except SdyError:
             raise
+        except jax.errors.JaxRuntimeError as error:
+            if is_of_memory(error) and (plan := self._plan_of(args, kwargs)) is not None:
+                explain(error, [plan])
+            raise
         except (TypeError, ValueError):
             problem = self._argument_error(args, kwargs, is_call)
             if problem is None:
                 raise
         raise problem
+
+    def _plan_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+        """The plan of a call that has failed; its arguments may be gone."""
+        with suppress(SdyError, RuntimeError):
+            call = self._function.known(self._function.arguments(args, kwargs))
+            return None if call is None else call.plan
+        return None
 
     def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool) -> SdyError | None:
         try:

@@ -17,6 +17,7 @@ from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
+from sdy_jax.calls.out_of_memory import explain_if_uncaught
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
@@ -64,6 +65,7 @@ class PartitionedFunction(Generic[P, R]):
         tell_of_failures()
         self._function = PlannedFunction(fun, options, _derivative, self._is_inner)
         self._function.runner = weakref.ref(self)
+        explain_if_uncaught(self._function)
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
         self._special = SpecialCalls(self._function, self._jitted, _of_special_calls, self._writes_refs)

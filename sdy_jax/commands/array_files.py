@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import SdyError
+from sdy_jax.files.whole import whole_file
 from sdy_jax.representation.type_text import array_text
 from sdy_jax.text.modules import SourceError
 
@@ -126,7 +127,7 @@ def write_outputs(file: str, results: Sequence[np.ndarray]) -> None:
     """
     arrays: dict[str, Any] = {f"out{i}": result for i, result in enumerate(results)}
     try:
-        with open(file, "wb") as opened:
+        with whole_file(file) as opened:
             np.savez(opened, **arrays)
     except OSError as error:
         raise SourceError(error.strerror or str(error), file) from None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from sdy_jax.equivalence.job import Fault, Outcome
+from sdy_jax.files.whole import explained, write_whole
 from sdy_jax.plan.page.columns import aligned
 
 _RIGHT = ("same", "rounding")
@@ -98,10 +98,15 @@ class Verification:
         return self
 
     def write_reproducer(self, path: str) -> bool:
-        """Writes the Python program that shows the first fault by itself. Returns whether there is one."""
+        """Writes the Python program that shows the first fault by itself. Returns whether there is one.
+
+        Raises:
+            SdyError: the file cannot be written.
+        """
         programs = [fault.reproducer for fault in self.faults if fault.reproducer]
         if programs:
-            Path(path).write_text(programs[0])
+            with explained(f"cannot write {path!r}", "give a path in a folder that can be written to"):
+                write_whole(path, programs[0])
         return bool(programs)
 
     def to_json(self) -> str:

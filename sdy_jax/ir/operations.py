@@ -58,7 +58,12 @@ def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
         add(inner)
         return advance
 
-    op.walk(visit, order)
+    try:
+        op.walk(visit, order)
+    except RuntimeError as error:  # the bindings make one of what ends `visit`, and that can be an interrupt only
+        if KeyboardInterrupt.__name__ in str(error):
+            raise KeyboardInterrupt from None
+        raise
     return found
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from pathlib import Path
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import SdyError
+from sdy_jax.files.whole import explained
 from sdy_jax.passes import Pass
-from sdy_jax.passes.save import save_module
+from sdy_jax.passes.save import write_module
 
 VARIABLE = "SDY_JAX_DUMP_TO"
 
@@ -50,16 +50,11 @@ class _Files:
     def __call__(self, stage: Pass | str, module: ir.Operation) -> None:
         name = stage.name if isinstance(stage, Pass) else stage
         with _explained(str(self._folder)):
-            save_module(module, directory=str(self._folder), name=f"{next(self._numbers):02}.{name}")
+            write_module(module, self._folder / f"{next(self._numbers):02}.{name}.mlir")
 
 
-@contextmanager
-def _explained(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        problem = f"{path} cannot be written: {error.strerror}"
-        raise SdyError(f"{VARIABLE}: {problem}; to fix: name a directory that can be") from None
+def _explained(path: str) -> AbstractContextManager[None]:
+    return explained(f"{VARIABLE}: {path} cannot be written", "name a directory that can be")
 
 
 def _new_folder(directory: Path, name: str) -> Path:

@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from sdy_jax.files.whole import whole_file
 from sdy_jax.ir.extensions import Extension
 from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.estimates.fingerprint import fingerprint_of
 from sdy_jax.plan.page.page import page_of
 from sdy_jax.plan.record.diff import diff
 from sdy_jax.plan.record.differences import PlanDiff
-from sdy_jax.plan.record.files import save_plan
+from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.propagation import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.recording.steps import steps_of
-from sdy_jax.python_source.module import python_module
+from sdy_jax.python_source.module import PythonModule, python_module
 
 FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
 ANALYZE: Extension[Callable[[Plan, tuple[Any, ...], Mapping[str, Any]], Any]] = Extension("analyze")
@@ -168,6 +169,7 @@ class Plan(Answers):
         Raises:
             UnsupportedError: the program calls back to the host, closes over values of an outer trace, or takes partial
                 sums.
+            SdyError: a file cannot be written; both are as they were.
 
         Example:
             step.plan(state, batch).to_python("step_on_devices.py")
@@ -175,9 +177,8 @@ class Plan(Answers):
         specs = [value.sharding for value in self.results]
         module = python_module(self.name, self.headline, self.program, specs, self.collectives, self.source)
         if path is not None:
-            Path(path).write_text(module.text)
-            if module.arrays:
-                np.savez(Path(path).with_suffix(".npz"), **module.arrays)  # type: ignore[arg-type]
+            with refused("the program", path):
+                _write(module, Path(path))
         return module.text
 
     def __repr__(self) -> str:
@@ -194,3 +195,12 @@ class Plan(Answers):
         if "fixes" in vars(self) or len(self.record().ops) <= _FIXED_UNASKED:
             return [str(fix) for fix in self.fixes]
         return ("plan.fixes looks for changes of one line that save bytes, and plans the program again with each",)
+
+
+def _write(module: PythonModule, path: Path) -> None:
+    """Writes a module and its arrays, neither before both are complete."""
+    with whole_file(path) as file:
+        file.write(module.text.encode())
+        if module.arrays:
+            with whole_file(path.with_suffix(".npz")) as arrays:
+                np.savez(arrays, **module.arrays)  # type: ignore[arg-type]

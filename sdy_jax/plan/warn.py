@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.hidden_frames import users_stack_level
 from sdy_jax.lowering.interface.notes import Note
+from sdy_jax.plan.held import TO_HOLD_LESS
 from sdy_jax.representation.type_text import bytes_text
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def too_large(plan: Plan) -> Iterator[str]:
     largest = [f"{bytes_text(value.bytes)} of {value.type} at {value.source}" for value in held.largest[:_LISTED]]
     yield (
         f"{plan.source}: {plan.name}: does not fit: {bytes_text(held.peak)} of {bytes_text(held.available)} on each "
-        f"device, the least that was found. The largest values at the peak: {'; '.join(largest)}; to fix: split these, "
-        "compute them again (jax.checkpoint), or donate arguments that are replaced (donate_argnums)"
+        f"device, the least that was found. The largest values at the peak: {'; '.join(largest)}; {TO_HOLD_LESS}"
     )
 
 

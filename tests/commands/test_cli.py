@@ -179,6 +179,16 @@ def test_a_bug_is_reported_as_one(run, monkeypatch, tmp_path):
     assert str(dump) in err
 
 
+def test_a_bug_is_reported_where_its_traceback_cannot_be_kept(run, monkeypatch, tmp_path):
+    def broken(module, pipeline):
+        raise KeyError("x")
+
+    monkeypatch.setattr(opt, "run_pipeline", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    status, _, err = run(MODULE)
+    assert status == 1 and "KeyError: 'x'; the traceback cannot be kept: No such file" in err
+
+
 def test_a_pass_that_leaves_a_broken_module_is_reported_as_a_bug(run, monkeypatch, tmp_path):
     def broken(module, pipeline):
         operations = module.regions[0].blocks[0].operations

@@ -11,6 +11,7 @@ from places import ROOT, TESTS
 # Each room with the rooms that it may import from, all of them above it in this list: so there is no circle.
 ROOMS = {
     "errors": "",
+    "files": "errors",
     "jax_internals": "errors",
     "representation": "errors",
     "ir": "errors representation",
@@ -20,7 +21,7 @@ ROOMS = {
     "propagation": "representation ir op_rules",
     "verification": "representation ir",
     "text": "errors representation ir verification",
-    "lowering.targets": "errors representation runtime",
+    "lowering.targets": "errors files representation runtime",
     "lowering.costs": "errors representation runtime lowering.targets",
     "lowering.strips": "errors representation",
     "lowering.reshard": "errors representation runtime lowering.targets lowering.costs lowering.strips",
@@ -78,18 +79,18 @@ ROOMS = {
         "lowering.whole_program lowering.recomputation"
     ),
     "lowering": "",
-    "passes": "errors representation ir runtime annotate op_rules propagation text",
+    "passes": "errors files representation ir runtime annotate op_rules propagation text",
     "partitioning": (
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
-    "plan.record": "errors representation ir",
+    "plan.record": "errors files representation ir",
     "plan.page": "errors representation plan.record",
     "python_source": (
         "errors representation ir runtime annotate op_rules lowering.targets lowering.emission "
         "lowering.strategies lowering.interface"
     ),
-    "plan.html": "plan.record",
+    "plan.html": "files plan.record",
     "plan.border": "representation ir runtime annotate lowering.targets lowering.costs lowering.interface",
     "plan.estimates": (
         "errors representation ir op_rules lowering.targets lowering.emission lowering.analysis "
@@ -100,10 +101,10 @@ ROOMS = {
         "lowering.solve lowering.whole_program passes plan.record plan.border"
     ),
     "plan": (
-        "errors representation ir annotate op_rules propagation lowering.targets lowering.costs lowering.emission "
-        "lowering.analysis lowering.interface lowering.proposal lowering.memory lowering.whole_program "
-        "lowering.recomputation lowering.blocking passes plan.record plan.page python_source plan.border "
-        "plan.estimates plan.explanations"
+        "errors files representation ir annotate op_rules propagation lowering.targets lowering.costs "
+        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.memory "
+        "lowering.whole_program lowering.recomputation lowering.blocking passes plan.record plan.page python_source "
+        "plan.border plan.estimates plan.explanations"
     ),
     "plan.fixes": (
         "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
@@ -125,13 +126,13 @@ ROOMS = {
     ),
     "spec_trees": "errors representation annotate",
     "equivalence": (
-        "errors representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission passes "
-        "plan.page plan loading calls"
+        "errors files representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission "
+        "passes plan.page plan loading calls"
     ),
     "pytest_plugin": "",
     "testing": "errors lowering.costs plan.record plan calls equivalence pytest_plugin",
     "commands": (
-        "errors representation ir runtime annotate verification text lowering.targets passes plan.record "
+        "errors files representation ir runtime annotate verification text lowering.targets passes plan.record "
         "plan.estimates plan shard loading contracts calls equivalence"
     ),
     "registration": (

@@ -10,9 +10,10 @@ import os
 from importlib.resources import files
 from typing import Any
 
+from sdy_jax.files.whole import write_whole
 from sdy_jax.plan.html.columns import columns
 from sdy_jax.plan.html.differences import differences
-from sdy_jax.plan.record.files import write_whole
+from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.record import PlanRecord
 
 _SCRIPTS = (
@@ -45,7 +46,9 @@ def write_page(record: PlanRecord, path: str | os.PathLike[str], against: PlanRe
     Raises:
         SdyError: the file cannot be written.
     """
-    write_whole(path, page(record, against))
+    text = page(record, against)
+    with refused("the page of the plan", path):
+        write_whole(path, text)
 
 
 def page(record: PlanRecord, against: PlanRecord | None = None) -> str:

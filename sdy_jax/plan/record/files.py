@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from sdy_jax.errors import SdyError
+from sdy_jax.files.whole import explained, write_whole
 from sdy_jax.plan.record.codec import Decoder, Encoder
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -34,25 +35,14 @@ def save_plan(record: PlanRecord, path: str | os.PathLike[str], page: Sequence[s
     Raises:
         SdyError: the file cannot be written.
     """
-    write_whole(path, plan_json(record, page))
+    with refused("the plan", path):
+        write_whole(path, plan_json(record, page))
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file at once, so that nobody reads a part of it.
-
-    Raises:
-        SdyError: it cannot be written.
-    """
-    target = Path(path)
-    new = target.with_name(f"{target.name}.{os.getpid()}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, target)
-    except OSError as error:
-        with suppress(OSError):
-            new.unlink()
-        problem = f"the plan cannot be written to {os.fspath(path)}: {error.strerror}"
-        raise SdyError(f"{problem}; to fix: name a file in a directory that is there and can be written to") from None
+def refused(what: str, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """Raises an `SdyError` where what is made of a plan cannot be written to a file."""
+    fix = "name a file in a directory that is there and can be written to"
+    return explained(f"{what} cannot be written to {os.fspath(path)}", fix)
 
 
 def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
@@ -67,11 +57,12 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
         print(step.plan(state, batch).diff(before))
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise SdyError(f"{os.fspath(path)} cannot be read: {error.strerror}; to fix: name a plan's file") from None
+        with explained(f"{os.fspath(path)} cannot be read", "name a plan's file"):
+            text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise _foreign(path, "it is no text") from None
+    except ValueError as error:  # a name that no file can have
+        raise SdyError(f"{os.fspath(path)!r} cannot be read: {error}; to fix: name a plan's file") from None
     return plan_from_json(text, os.fspath(path))
 
 
@@ -80,7 +71,7 @@ def is_saved_plan(path: str | os.PathLike[str]) -> bool:
     try:
         with open(path, encoding="utf-8") as file:
             return f'"kind": "{_KIND}"' in file.read(_HEAD)
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return False
 
 
@@ -98,7 +89,7 @@ def plan_from_json(text: str, path: str = "the text") -> PlanRecord:
     """The plan that a text says; errors call it `path`."""
     try:
         whole = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _foreign(path, f"it is no JSON: {error}") from None
     if not isinstance(whole, dict) or whole.get("kind") != _KIND:
         raise _foreign(path, f'it does not say "kind": "{_KIND}"')

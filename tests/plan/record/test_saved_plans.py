@@ -107,6 +107,24 @@ def test_files_that_cannot_be_read_or_written_are_clear_errors(plan: sdy.Plan, t
         sdy.load_plan(tmp_path / "bytes")
 
 
+def test_a_file_that_ends_anywhere_is_refused(text: str, tmp_path: Path) -> None:
+    for end in range(0, len(text.rstrip()), max(1, len(text) // 50)):
+        with pytest.raises(sdy.SdyError, match=r"edited\.json is no plan of sdy_jax: it is no JSON: .*; to fix"):
+            loaded(text[:end], tmp_path)
+
+
+def test_json_that_is_deeper_than_python_goes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sdy.SdyError, match=r"edited\.json is no plan of sdy_jax: it is no JSON"):
+        loaded("[" * 200_000, tmp_path)
+
+
+def test_a_name_that_no_file_can_have_is_refused(plan: sdy.Plan) -> None:
+    with pytest.raises(sdy.SdyError, match=r"cannot be read: .*null"):
+        sdy.load_plan("a\0b")
+    with pytest.raises(sdy.SdyError, match=r"cannot be written to .*null"):
+        plan.save("a\0b")
+
+
 def test_fields_that_a_newer_writer_added_are_left_out(plan: sdy.Plan, text: str, tmp_path: Path) -> None:
     assert loaded(damaged(text, "colour", "blue"), tmp_path) == plan.record()
 
