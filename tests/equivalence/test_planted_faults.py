@@ -16,7 +16,7 @@ def test_a_planted_fault_is_found_and_named(name, monkeypatch):
     options = {"mesh": planted.mesh, "in_shardings": planted.specs, "out_shardings": planted.out}
     once = {"targets": [planted.target], "uneven": False, "derivatives": False, "options": planted.options}
     found = sdy.verify(planted.program, *planted.types, **options, **once)
-    assert not found and len(found.faults) == 1, found
+    assert not found and len(found.faults) == 1, str(found)
     fault = found.faults[0]
     assert (fault.op, fault.culprit) == (planted.op, "sdy_jax"), found
     file, _, line = fault.source.rpartition(":")

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.lowering.blocking import partition as blocking
-from sdy_jax.lowering.collectives import lax_collectives, rings
+from sdy_jax.lowering.collectives import data_movement, lax_collectives, rings
 from sdy_jax.lowering.emission import redistribute
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.strategies import creation, cumulative, indexing, reduction, scatter, sorting, top_k
@@ -130,8 +130,8 @@ def _one_trip_less(right):
         condition, body = local.op.blocks
         return list(
             lax.while_loop(
-                lambda values: local.run_block(condition, local.run_block(body, list(values)))[0],
-                lambda values: tuple(local.run_block(body, list(values))),
+                lambda values: local.evaluation.run_block(condition, local.evaluation.run_block(body, list(values)))[0],
+                lambda values: tuple(local.evaluation.run_block(body, list(values))),
                 tuple(carried),
             )
         )
@@ -195,7 +195,7 @@ PLANTED = {
         out=P(None, "x"),
     ),
     "nothing permuted": Planted(
-        _replaced(lax_collectives, "collective_permute", lambda _: lambda x, *_: x),
+        _replaced(data_movement, "collective_permute", lambda _: lambda x, *_: x),
         lambda x: jnp.tanh(x),
         "sdy.collective_permute",
         specs=P("x", "y"),

@@ -20,9 +20,9 @@ def lasts(body, size=1.0):
         func.func @main(%x: {X}, %y: {X}) -> {X} {{
         {body} return %x : {X}
         }}"""
-    block = Graph(parse(text).operation).main.blocks[0]
-    found = run_together(block, lambda value: size)
-    ops = [op for op in block.ops if op in found]
+    graph = Graph(parse(text).operation)  # whose module lives as long as its ops are read
+    found = run_together(graph.main.blocks[0], lambda value: size)
+    ops = [op for op in graph.main.blocks[0].ops if op in found]
     return [ops.index(found[op]) for op in ops]
 
 
