@@ -109,9 +109,9 @@ def _in_places(product: _Product) -> _Product:
     """A product with the larger operand first where what is contracted comes last in it, and else second: compilers
     for CPUs transpose what is not so."""
     lhs, rhs = product.operands
-    larger = lhs if lhs.x.size >= rhs.x.size else rhs
-    first = larger if larger.indices[-1] in product.contracted else (rhs if larger is lhs else lhs)
-    return product if first is lhs else _Product((rhs, lhs), product.batch)
+    larger, smaller = (lhs, rhs) if lhs.x.size >= rhs.x.size else (rhs, lhs)
+    ends_contracted = any(index in product.contracted for index in larger.indices[-1:])
+    return _Product((larger, smaller) if ends_contracted else (smaller, larger), product.batch)
 
 
 def _transposed(indices: list[Index], op: Op) -> list[Index]:
@@ -140,8 +140,7 @@ def _with_result(product: _Product, result: list[Index]) -> _Product:
 def _with_free(operand: _Operand, result: list[Index], batch: list[Index]) -> _Operand:
     """An operand with its own dimensions in the order in which a result has them."""
     kept = [index for index in result if index in operand.indices]
-    if [index for index in operand.indices if index in kept and index not in batch] == [
-        i for i in kept if i not in batch
-    ]:
+    free = [index for index in kept if index not in batch]
+    if free == [index for index in operand.indices if index in free]:
         return operand
     return operand.transposed(kept + [index for index in operand.indices if index not in kept])

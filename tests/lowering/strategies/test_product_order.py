@@ -49,6 +49,12 @@ def test_products_in_any_order_are_the_same(mesh: Mesh, product: str, spec: P) -
     testing.assert_same(f, *operands, mesh=mesh, in_shardings=specs)
 
 
+def test_products_of_scalars_have_no_order(mesh: Mesh) -> None:
+    testing.assert_same(
+        lambda x: jax.lax.dot(x, x) + jax.lax.dot_general(x[0], x[1], (((), ()), ((), ()))), np.ones(4), mesh=mesh
+    )
+
+
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     scores = jax.nn.softmax(jnp.einsum("bqkgd,btkd->bkgqt", grouped, k), -1)
