@@ -18,17 +18,18 @@ end of the backward pass, in Llama-3-8B with 32 and 8 unrolled layers, and all o
 estimate for the former is 0.76 of the compiler's figure, with a third 0.96, with a half 1.16."""
 
 
-def is_awaited(product: Op) -> bool:
-    """Whether another product takes what is computed of a product's result element by element, moved or reduced."""
-    return any(is_product(user) for user in _users_of(product))
+def unawaited(ops: Iterable[Op]) -> dict[Op, None]:
+    """The products, in order, of which no other one takes what is computed of their results element by element, moved
+    or reduced."""
+    return dict.fromkeys(op for op in ops if is_product(op) and not any(map(is_product, _users_of(op))))
 
 
-def late_operands(ops: Iterable[Op]) -> dict[Value, Op]:
-    """What products read for which none waits, each with the last op of the block that they are in."""
+def operands_until_end(products: Iterable[Op]) -> dict[Value, Op]:
+    """What products read, each with the last op of the block that they are in."""
     return {
         value: op.block.terminator
-        for op in ops
-        if op.block is not None and is_product(op) and not is_awaited(op)
+        for op in products
+        if op.block is not None
         for value in op.operands
         if value.defining_op is not None
     }

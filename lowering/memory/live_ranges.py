@@ -18,7 +18,7 @@ from sdy_jax.lowering.analysis.fusion import UPDATES, can_fuse, fuses, is_consta
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.memory.buffers import Buffer, HeldBuffer, live_at
 from sdy_jax.lowering.memory.donation import in_donated_memory
-from sdy_jax.lowering.memory.late_products import SHARE, is_awaited, late_operands
+from sdy_jax.lowering.memory.late_products import SHARE, operands_until_end, unawaited
 from sdy_jax.lowering.memory.program_order import BARRIER, LOOP, STEP, ProgramOrder
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.lowering.targets.compiler import Compiler
@@ -54,14 +54,14 @@ class LiveRanges:
         self.in_donated_memory = in_donated_memory(graph)
         self._donated = {order.root(result): given for result, given in self.in_donated_memory}
         self._late = self._reduced_late(main) if compiler.order.reduces_late else {}
+        self._unawaited = unawaited(order.ops) if compiler.order.multiplies_late else {}
         self._early = self._computed_early(main)
         for op in reversed(order.ops):
             self._visit(op)
         self._hold_prefetched()
         if compiler.collectives.joins_major:
             self._hold_gathered()
-        if compiler.order.multiplies_late:
-            self._hold_for_late_products()
+        self._hold_for_late_products()
 
     def _hold_gathered(self) -> None:
         """What is gathered along another dimension than the first, for loops, is there as it was gathered until the
@@ -83,7 +83,7 @@ class LiveRanges:
 
     def _hold_for_late_products(self) -> None:
         """What products read that run at any time until the end of their block."""
-        for value, terminator in late_operands(self._order.ops).items():
+        for value, terminator in operands_until_end(self._unawaited).items():
             last, end = self._last[self._order.root(value)], self._order.position[terminator]
             if last < end:
                 self.buffers.append(Buffer(value, SHARE * self._sizes.of(value), last + STEP, end, True, False))
@@ -259,7 +259,7 @@ class LiveRanges:
         if op in self._order.buckets or op in self._order.together or op in self._late:
             return time
         firsts = [self._first[v] for v in op.results if v in self._first]
-        if self._compiler.order.multiplies_late and firsts and is_product(op) and is_awaited(op):
+        if self._compiler.order.multiplies_late and firsts and is_product(op) and op not in self._unawaited:
             return max(time, min(firsts) - STEP)
         if op in self._early or not firsts or not (fuses(op) or is_forwarding(op)):
             return time

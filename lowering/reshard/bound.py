@@ -39,26 +39,14 @@ def least_time(
 
     `reshard.time_bounds.least_time` is the same bound on atoms.
     """
-    wire = _least_bytes(math.prod(shape) * itemsize, source, target, mesh)
-    return _with_slow_axes(wire, shape, itemsize, source, target, mesh, costs)
-
-
-def _with_slow_axes(
-    wire: float,
-    shape: tuple[int, ...],
-    itemsize: float,
-    source: AnyLayout,
-    target: AnyLayout,
-    mesh: Mesh,
-    costs: CostModel,
-) -> float:
-    """As `least_time`, of so many bytes at least."""
+    whole = math.prod(shape) * itemsize
+    wire = _least_bytes(whole, source, target, mesh)
     time = fastest(wire, mesh, costs)
     slow = slower_axes(mesh, costs)
     if not slow or target.unreduced_axes or not _is_even(shape, (source, target), mesh):
         return time
     used = {a.name for end in (source, target) for axes in _lists(end) for a in axes}
-    block = math.prod(shape) * itemsize / math.prod([mesh.sizes[name] for name in used])
+    block = whole / math.prod([mesh.sizes[name] for name in used])
     for axis in slow:
         across = _received_along(axis, source, target, mesh) * block
         if across:
