@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.mlir import ir
+from machine_models import small_costs
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
@@ -32,14 +33,20 @@ LOCAL = Policy(layouts="local")
 """Layouts are chosen op by op."""
 
 
-def partitioned(text: str, policy: Policy = LOCAL) -> ir.Module:
-    """The module after all that a plan does with it."""
-    return partition_module(parse(text), policy)
+def partitioned(text: str, policy: Policy = LOCAL, machine: str = "") -> ir.Module:
+    """The module after all that a plan does with it, for a machine, or for CPU devices."""
+    return partition_module(parse(text), policy, machine)
 
 
-def partition_module(module: ir.Module, policy: Policy = LOCAL) -> ir.Module:
+def partition_module(module: ir.Module, policy: Policy = LOCAL, machine: str = "") -> ir.Module:
     """As `partitioned`, of a module; it is changed."""
-    partition_report(module, policy, CostModel.of_platform("cpu"))
+    if not machine:
+        partition_report(module, policy, CostModel.of_platform("cpu"))
+        return module
+    mesh = Graph(module.operation).meshes["mesh"]
+    devices = np.array(jax.devices()[: mesh.size]).reshape([a.size for a in mesh.axes])
+    target = Target.of(jax.sharding.Mesh(devices, mesh.axis_names), machine)
+    partition_report(module, policy, small_costs(machine, mesh.axis_names), target)
     return module
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -79,42 +80,74 @@ def difference(found: Any, wanted: Any, solved: bool = False) -> str:
     return f"{np.sum(~same)} of {same.size} elements; at {at} {found[at]} instead of {wanted[at]}"
 
 
-def outcome(text: str, seed: int, policy: Policy = LOCAL) -> str:
+class Skipped(Exception):
+    """Why a program cannot be run or compared."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A program with arguments, and what it returns on one device."""
+
+    text: str
+    arguments: Sequence[np.ndarray]
+    wanted: Sequence[jax.Array]
+
+    @classmethod
+    def of(cls, text: str, seed: int) -> Question:
+        """Raises: Skipped."""
+        for pattern, reason in XLA_FAILS.items():
+            if re.search(pattern, text):
+                raise Skipped(reason)
+        try:
+            plain = plain_module(text)
+        except Undefined as error:
+            raise Skipped(str(error)) from error
+        graph = Graph(plain.operation)
+        results = types_of(graph.outputs)
+        if not results:
+            raise Skipped("returns nothing")
+        rng = np.random.default_rng(seed)
+        arguments = [some_array(rng, aval) for aval in types_of(graph.arguments)]
+        with jax.enable_x64(True):
+            try:
+                return cls(text, arguments, run_plain(plain, arguments, results))
+            except jax.errors.JaxRuntimeError as error:
+                raise Skipped(f"XLA cannot run the plain program: {str(error)[:60]}") from error
+
+    def answered(self, policy: Policy = LOCAL, machine: str = "") -> str:
+        """ "same", or what differs where the program is partitioned.
+
+        Raises:
+            Skipped: it cannot be.
+        """
+        try:
+            module = partitioned(self.text, policy, machine)
+        except UnsupportedError as error:
+            raise Skipped(str(error).rpartition("; ")[2]) from error
+        graph = Graph(module.operation)
+        boundary = [*(v.sharding for v in graph.arguments), *graph.result_shardings(graph.main)]
+        if any(sharding is not None and sharding.unreduced_axes for sharding in boundary):
+            raise Skipped("an argument or result is a sum of its parts")
+        with jax.enable_x64(True):
+            try:
+                found = [x if x.size else np.zeros(x.shape, x.dtype) for x in run_partitioned(module, self.arguments)]
+                found = [np.asarray(x) for x in found]  # shards of empty arrays come back in other shapes
+            except jax.errors.JaxRuntimeError as error:
+                if "fft_thunk" not in str(error):
+                    raise
+                raise Skipped("XLA's fft on CPUs takes some layouts only") from error
+        solved = "triangular_solve" in self.text
+        pairs = zip(found, self.wanted, strict=True)
+        what = (f"result {i}: {difference(*pair, solved)}" for i, pair in enumerate(pairs))
+        return next((f"WRONG: {text}" for text in what if not text.endswith(": ")), "same")
+
+
+def outcome(text: str, seed: int, policy: Policy = LOCAL, machine: str = "") -> str:
     """ "same", or why the program was not run; otherwise what differs."""
-    for pattern, reason in XLA_FAILS.items():
-        if re.search(pattern, text):
-            return f"skipped: {reason}"
     try:
-        plain = plain_module(text)
-        module = partitioned(text, policy)
-    except Undefined as error:
+        return Question.of(text, seed).answered(policy, machine)
+    except Skipped as error:
         return f"skipped: {error}"
-    except UnsupportedError as error:
-        return f"skipped: {str(error).rpartition('; ')[2]}"
-    graph = Graph(module.operation)
-    boundary = [*(v.sharding for v in graph.arguments), *graph.result_shardings(graph.main)]
-    if any(sharding is not None and sharding.unreduced_axes for sharding in boundary):
-        return "skipped: an argument or result is a sum of its parts"
-    results = types_of(graph.outputs)
-    if not results:
-        return "skipped: returns nothing"
-    rng = np.random.default_rng(seed)
-    arguments = [some_array(rng, aval) for aval in types_of(graph.arguments)]
-    with jax.enable_x64(True):
-        try:
-            wanted = run_plain(plain, arguments, results)
-        except jax.errors.JaxRuntimeError as error:
-            return f"skipped: XLA cannot run the plain program: {str(error)[:60]}"
-        try:
-            found = [x if x.size else np.zeros(x.shape, x.dtype) for x in run_partitioned(module, arguments)]
-            found = [np.asarray(x) for x in found]  # shards of empty arrays come back in other shapes
-        except jax.errors.JaxRuntimeError as error:
-            if "fft_thunk" not in str(error):
-                raise
-            return "skipped: XLA's fft on CPUs takes some layouts only"
-    solved = "triangular_solve" in text
-    what = (f"result {i}: {difference(*pair, solved)}" for i, pair in enumerate(zip(found, wanted, strict=True)))
-    return next((f"WRONG: {text}" for text in what if not text.endswith(": ")), "same")
 
 
 def check(seeds: Iterable[int], policy: Policy = LOCAL) -> Counter[str]:
@@ -139,3 +172,37 @@ GLOBAL = {
 def policy_of(seed: int) -> Policy:
     """How layouts are chosen for a random program: each way for every third."""
     return (LOCAL, *GLOBAL.values())[seed % (1 + len(GLOBAL))]
+
+
+WAYS = (
+    *((policy, "") for policy in (LOCAL, *GLOBAL.values())),
+    (Policy(layouts="global", memory=1e12), "tpu v5e"),
+    (Policy(layouts="global"), "h100"),
+    (Policy(layouts="propagated"), ""),
+    (Policy(uneven="replicate"), ""),
+)
+"""How programs are partitioned: with which policy, for which machine."""
+
+
+def check_ways(text: str, seed: int, count: int = 3) -> Counter[str]:
+    """What came out of one program, partitioned in some ways of all, which are others for each seed.
+
+    Raises:
+        AssertionError: a wrong number, or another error than that the program is not supported.
+    """
+    counts: Counter[str] = Counter()
+    try:
+        question = Question.of(text, seed)
+    except Skipped:
+        return Counter(skipped=1)
+    for number in range(count):
+        policy, machine = WAYS[(seed + number) % len(WAYS)]
+        try:
+            found = question.answered(policy, machine)
+        except Skipped:
+            found = "skipped"
+        except Exception as error:
+            raise AssertionError(f"program {seed}, {policy}, {machine or 'cpu'}\n{text}") from error
+        assert not found.startswith("WRONG"), f"program {seed}, {policy}, {machine or 'cpu'}: {found}\n{text}"
+        counts[found] += 1
+    return counts

@@ -408,6 +408,7 @@ def _check_random(seed, count):
 
 def fuzz(seed):
     _check_random(seed, 300)
+    return {"oracle": 300}
 
 
 @pytest.mark.more("every rule of jaxlib's verifier, in processes")
