@@ -32,10 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from padding import poisoned
 from plan_pages import BEFORE, SPECS, planned, write_pages
 
 import sdy_jax as sdy
-from sdy_jax.lowering.strategies import shards
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -71,15 +71,10 @@ def _caches_cleared() -> Iterator[None]:
 
 
 @pytest.fixture
-def poisoned_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned_padding() -> Iterator[None]:
     """Padding that spoils whatever depends on it."""
-
-    def poison(dtype: Any) -> jax.Array:
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return jnp.array(jnp.nan, dtype)
-        return jnp.array(True) if dtype == np.bool_ else jnp.array(jnp.iinfo(dtype).max, dtype)
-
-    monkeypatch.setattr(shards, "padding_value", poison)
+    with poisoned():
+        yield
 
 
 @pytest.fixture(scope="session")

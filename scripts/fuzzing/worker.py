@@ -21,6 +21,7 @@ import conftest  # sets the devices up, so it comes before jax
 
 # isort: split
 import jax
+from padding import poisoned
 from reached import KINDS, Reached
 
 from fuzzing.suites import Suite, loaded_suites
@@ -35,7 +36,7 @@ def main(names: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what suites print is no answer
     suites, known = loaded_suites(names), {kind: set[str]() for kind in KINDS}
-    with Reached() as reached:
+    with Reached() as reached, poisoned():
         for number, line in enumerate(sys.stdin):
             name, seed = line.split()
             answer = _run(suites[name], int(seed))

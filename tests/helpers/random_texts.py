@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from partitioned_text import LOCAL, partitioned, run_partitioned, types_of
 from plain_program import Undefined, plain_module, run_plain
@@ -56,6 +57,11 @@ def some_array(rng: np.random.Generator, aval: jax.core.ShapedArray) -> np.ndarr
     return rng.normal(size=aval.shape).astype(aval.dtype)
 
 
+_CLOSE = {64: (1e-7, 1e-11), 32: (1e-4, 1e-5), 16: (5e-2, 5e-2)}
+"""By the bits of a float: the difference to what is wanted that rounding may make, over the largest number, and the
+least: what should be zero may be a difference of equal numbers."""
+
+
 def difference(found: Any, wanted: Any, solved: bool = False) -> str:
     """Where two results differ by more than rounding; empty where nothing does.
 
@@ -63,11 +69,14 @@ def difference(found: Any, wanted: Any, solved: bool = False) -> str:
     and whether it is NaN or infinite, where one is singular, depends on how many are solved at once.
     """
     found, wanted = np.asarray(found), np.asarray(wanted)
-    if found.dtype.kind not in "fc":
+    if not jnp.issubdtype(found.dtype, jnp.inexact):
         same = found == wanted
     else:
+        relative, least = _CLOSE[jnp.finfo(found.dtype).bits]
+        if found.dtype.kind not in "fc":
+            found, wanted = found.astype(np.float32), wanted.astype(np.float32)
         finite = np.abs(wanted[np.isfinite(wanted)])
-        close = max(1e-7 * finite.max(initial=0.0), 1e-11)  # what should be zero may be a difference of equal numbers
+        close = max(relative * finite.max(initial=0.0), least)
         with np.errstate(all="ignore"):
             same = (found == wanted) | (np.isnan(found) & np.isnan(wanted)) | (np.abs(found - wanted) <= close)
         if solved:

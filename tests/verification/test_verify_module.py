@@ -400,7 +400,7 @@ def _check_random(seed, count):
     changes = [random_change(rng, attributes, context) for _ in range(count)]
     for change, (ours, theirs) in zip(changes, verdicts(changes), strict=True):
         said = f"seed {seed}: {change}\nours: {ours}\njaxlib: {theirs}"
-        if theirs is True and re.match(r"\[A[5678]\] sdy\.all_reduce, its axes", str(ours)):
+        if theirs is True and re.match(r"\[A[35678]\] sdy\.all_reduce, its axes", str(ours)):
             continue  # jaxlib takes any sub-axis for the axes of an all_reduce
         assert (ours is True) == (theirs is True), said
         assert ours is True or ours.startswith("[") or "cannot add new unreduced axis" in ours, said
