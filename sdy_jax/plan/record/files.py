@@ -13,6 +13,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.files.whole import explained, write_whole
 from sdy_jax.plan.record.codec import Decoder, Encoder
 from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.references import check_references
 
 FORMAT = 1
 """The version of what is written. A change that older readers would misunderstand makes it one more; new fields that
@@ -102,6 +103,7 @@ def plan_from_json(text: str, path: str = "the text") -> PlanRecord:
         raise SdyError(f"{path} is in format {version}, written by {by}, {known}; to fix: upgrade sdy_jax")
     try:
         found: PlanRecord = Decoder(whole.get("tables")).decoded(PlanRecord, whole.get("plan"), "plan")
+        check_references(found)
     except SdyError as error:
         raise SdyError(f"{path} is damaged: {error}; to fix: save the plan again") from None
     return found

@@ -73,6 +73,19 @@ def damaged(text: str, part: str, value: Any) -> str:
     return json.dumps(whole)
 
 
+def made_by(text: str, op: int) -> str:
+    """A plan whose first value another op makes."""
+    first, *others = json.loads(text)["plan"]["values"]
+    return damaged(text, "values", [{**first, "op": op}, *others])
+
+
+def inside(text: str, number: int, parent: int) -> str:
+    """A plan of which one op stands in another."""
+    ops = json.loads(text)["plan"]["ops"]
+    ops[number]["parent"] = parent
+    return damaged(text, "ops", ops)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -88,6 +101,9 @@ def damaged(text: str, part: str, value: Any) -> str:
         (lambda text: damaged(text, "wire_bytes", "many"), "is damaged: plan.wire_bytes is 'many', expected a number"),
         (lambda text: damaged(text, "line", 10**6), r"is damaged: plan.line is 1000000, of \d+ frames"),
         (lambda text: damaged(text, "ops", [3]), r"is damaged: plan.ops\[0\] is 3, expected an object"),
+        (lambda text: made_by(text, 2**70), r"is damaged: plan.values\[0\].op is \d{22}, of \d+ ops"),
+        (lambda text: made_by(text, -1), r"is damaged: plan.values\[0\].op is -1, of \d+ ops"),
+        (lambda text: inside(text, 0, 0), r"is damaged: plan.ops\[0\].parent is 0, which is no op before it"),
     ],
 )
 def test_what_is_no_plan_is_a_clear_error(change: Any, message: str, text: str, tmp_path: Path) -> None:
