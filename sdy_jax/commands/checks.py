@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.mlir import ir, passmanager
-from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax import passes
 from sdy_jax.calls.partition import partition
 from sdy_jax.commands import devices
+from sdy_jax.ir.context import new_context
 from sdy_jax.loading.load import load
 
 _TINY = 2.0**-1000
@@ -96,7 +96,7 @@ def _passes(_: argparse.Namespace) -> tuple[bool, str]:
 
 def _shardys_passes(_: argparse.Namespace) -> tuple[bool, str]:
     try:
-        with mlir.make_ir_context():
+        with new_context():
             passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
     except (ValueError, ir.MLIRError):
         return False, "optional: jaxlib has no Shardy, with which the tests compare"

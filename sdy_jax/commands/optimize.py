@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 
 from sdy_jax.commands.bug_report import described_bug
 from sdy_jax.errors import InternalError, ParseError, SdyError
+from sdy_jax.ir.context import new_context
 from sdy_jax.loading.artifacts import contents
 from sdy_jax.passes import parse, run_pipeline
 from sdy_jax.text.modules import SourceError, check_device_ids, error_at, parse_module
@@ -43,7 +43,7 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False, strict:
       ParseError: the pipeline is wrong.
     """
     try:
-        with mlir.make_ir_context() as context, ir.Location.unknown(context):
+        with new_context() as context, ir.Location.unknown(context):
             module = parse_module(text, context, file)
             if strict:
                 check_device_ids(text, file)

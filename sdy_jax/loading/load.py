@@ -10,11 +10,11 @@ from typing import Any
 import jax
 from jax import export
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import map_shardings
@@ -102,12 +102,12 @@ def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
             f"loads got a {type(text).__name__}; expected the text of a program. Bytes and files are read by load"
         )
     with damage_noticed("<text>"):
-        program = _from_module(text_module(text, mlir.make_ir_context(), "<text>", strict))
+        program = _from_module(text_module(text, new_context(), "<text>", strict))
     return program if shardings else _without_shardings(program)
 
 
 def _module_of(data: bytes, kind: ArtifactKind, file: str, strict: bool) -> ir.Module:
-    context = mlir.make_ir_context()
+    context = new_context()
     if kind is ArtifactKind.TEXT:
         return text_module(data.decode(), context, file, strict)
     return binary_module(data, context, file)
@@ -173,7 +173,7 @@ def _from_exported(exported: export.Exported, file: str, any_platform: bool) -> 
     if any_platform:
         checks = (*exported.disabled_safety_checks, export.DisabledSafetyCheck.platform())
         exported = replace(exported, disabled_safety_checks=checks)
-    module = binary_module(exported.mlir_module_serialized, mlir.make_ir_context(), file)
+    module = binary_module(exported.mlir_module_serialized, new_context(), file)
     operation = copied(module)
     if 'mhlo.sharding = "{devices=' in operation.get_asm(large_elements_limit=0):
         raise UnsupportedError(

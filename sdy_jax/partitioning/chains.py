@@ -21,13 +21,13 @@ from sdy_jax.ir.tensor_types import itemsize, shape_and_dtype
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.insert.inserted_ops import create_collective
 from sdy_jax.lowering.reshard.across_meshes import plan_across
-from sdy_jax.lowering.reshard.plan import ReshardPlan
+from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
 from sdy_jax.lowering.reshard.planner import Reshards
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
-from sdy_jax.representation.sdy_collectives import REDUCING_OPS, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import REDUCING_OPS, SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import hold_the_same, same_devices
 
@@ -85,9 +85,20 @@ class Chain:
         tail, current = self.ops[-1], self.value
         if plan.steps and plan.steps[0].kind not in _TAKE_ANYTHING and current_sharding(current) is None:
             set_sharding(current, self.source)
-        for step in plan.steps:
+        for step in (*self._freed_of_axes_of_one(plan), *plan.steps):
             current = create_collective(step, current, tail.location, ir.InsertionPoint(tail))
         self.replace_by(current)
+
+    def _freed_of_axes_of_one(self, plan: ReshardPlan) -> list[Collective]:
+        """A permute that moves nothing, where the source says axes of size one: plans know none of them, and the
+        operand of a plan's first collective has to be split as that says."""
+        mesh, axes = mesh_of(self.meshes, self.source), self.source.axes
+        left = tuple(tuple(a for a in of_dim if axes_size([a], mesh) > 1) for of_dim in axes)
+        if left == axes or not plan.steps or plan.steps[0].kind == "collective_permute":
+            return []
+        source = self.source
+        freed = TensorSharding.closed(source.mesh, left, source.unreduced_axes, source.reduction)
+        return [Collective(SdyCollective("collective_permute"), freed, 0.0)]
 
     def replace_by(self, value: ir.Value) -> None:
         """Lets its users take this value, and erases its ops."""

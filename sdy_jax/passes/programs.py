@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from typing import overload
 
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ParseError, UnsupportedError
+from sdy_jax.ir.context import new_context
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import copied, functions, op_names
@@ -135,6 +135,6 @@ def run(program: Program | str, pipeline: Pipeline, after: After | None = None) 
         module = copied(program.module)
         run_pipeline(module, pipeline, after)
         return program.with_module(module)
-    parsed = parse_module(program, mlir.make_ir_context(), "<text>")
+    parsed = parse_module(program, new_context(), "<text>")
     run_pipeline(parsed.operation, pipeline, after)
     return module_text(parsed)

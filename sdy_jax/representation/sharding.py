@@ -101,8 +101,10 @@ class TensorSharding:
         return self.is_fully_replicated and not self.replicated_axes and not self.unreduced_axes
 
     def closed_like(self) -> TensorSharding:
-        """The same axes and priorities with every dimension closed; explicit replication is dropped."""
-        return replace(self, dimensions=tuple(replace(d, is_closed=True) for d in self.dimensions), replicated_axes=())
+        """The same axes and priorities with every dimension closed; explicit replication is dropped, and so are the
+        priorities of empty dimensions, which have none where they are closed."""
+        dimensions = tuple(replace(d, is_closed=True) if d.axes else CLOSED for d in self.dimensions)
+        return replace(self, dimensions=dimensions, replicated_axes=())
 
     @cached_property
     def layout(self) -> tuple[str | Mesh | None, tuple[tuple[AxisRef, ...], ...], tuple[AxisRef, ...], str]:

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
@@ -270,7 +270,7 @@ def run_local(
     Source: the mesh dialect reference, "Collective Communication Operations".
     """
     if isinstance(program, str):
-        module = text_module(program, mlir.make_ir_context(), "<text>")
+        module = text_module(program, new_context(), "<text>")
         return LocalProgram(module.operation, mesh, in_specs, out_specs)
     if not isinstance(program, Program):
         raise SdyError(

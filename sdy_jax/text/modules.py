@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 
 from sdy_jax.errors import ParseError, SdyError
+from sdy_jax.ir.context import new_context
 from sdy_jax.representation.attributes import REDUCTION, SAYABLE
 from sdy_jax.representation.brackets import STRING, STRING_OR_COMMENT, closing
 from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RuleError
@@ -73,7 +73,7 @@ def parse_module(text: str, context: ir.Context, file: str = "-") -> ir.Module:
 
     Args:
       text: the module, with or without `module { ... }` around it.
-      context: where its types and attributes live, such as `jax.interpreters.mlir.make_ir_context()`.
+      context: where its types and attributes live, such as `sdy_jax.ir.context.new_context()`.
       file: the name for errors.
 
     Raises:
@@ -192,7 +192,7 @@ def _without_locations(text: str) -> Position | None:
     if bare == text:
         return None
     try:
-        verify_module(parse_module(bare, mlir.make_ir_context()).operation)
+        verify_module(parse_module(bare, new_context()).operation)
     except SourceError as error:
         return error.position
     except RuleError as error:

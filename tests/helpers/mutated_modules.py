@@ -1,4 +1,4 @@
-"""Runs `sdy-jax opt` on modules with random mistakes: a program of its own, as jaxlib could die of one.
+"""Runs `sdy-jax opt` with random passes on modules with random mistakes: in a process, as jaxlib could die of one.
 
     python mutated_modules.py FIRST COUNT
 
@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from dialect_texts import LOCAL, MIXED, REFERENCE, in_shard
+from random_programs import RandomProgram
 
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[%@#!^]?[\w$.]+|->|\s+|.', re.DOTALL)
 _NUMBERS = ("0", "1", "7", "-1", "?", "", "99999999999999999999", "-9223372036854775808")
@@ -31,18 +32,54 @@ _STRAY = (
     "}>",
     "sdy.mesh",
 )
-_ERROR = re.compile(r"[^\n:]+:\d+:\d+: error: \S")
+_ERROR = re.compile(r"[^\n:]+(:\d+:\d+)?: error: \S")
+"""What is said of a module as a whole has no line."""
 
 MODULES = (MIXED, LOCAL, in_shard(MIXED), in_shard(LOCAL), *REFERENCE.values())
 
 
-def mutated(seed: int) -> str:
-    """A module with one to three random changes."""
+_PIPELINES = (
+    "",
+    "",
+    "propagation-pipeline",
+    "propagation-pipeline,export-pipeline",
+    "import-pipeline,aggressive-propagate,export-pipeline",
+    "basic-propagate{keep-sharding-rules=true},close-shardings",
+    "apply-sharding-constraints,user-priority-propagate",
+    "add-data-flow-edges,op-priority-propagate,sink-data-flow-edges",
+    "insert-explicit-reshards",
+    "reshard-to-collectives",
+)
+
+
+def mutated(seed: int) -> tuple[str, str]:
+    """A module with one to three random changes of its tokens or of its ops, and the passes for it."""
     rng = random.Random(seed)
-    tokens = _TOKEN.findall(rng.choice(MODULES))
+    text = rng.choice(MODULES) if rng.random() < 0.6 else RandomProgram(seed, ops=8).text
+    if rng.random() < 0.3:
+        return _with_other_ops(rng, text), rng.choice(_PIPELINES)
+    tokens = _TOKEN.findall(text)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         rng.choice(_CHANGES)(rng, tokens)
-    return "".join(tokens)
+    return "".join(tokens), rng.choice(_PIPELINES)
+
+
+def _with_other_ops(rng: random.Random, text: str) -> str:
+    """The text with a line less, a line twice, lines in another order, or another value in a line."""
+    lines = text.splitlines()
+    values = re.findall(r"%\w+", text) or ["%0"]
+    for _ in range(rng.choice([1, 1, 2])):
+        at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+        change = rng.randrange(4)
+        if change == 0:
+            del lines[at]
+        elif change == 1:
+            lines.insert(other, lines[at])
+        elif change == 2:
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            lines[at] = re.sub(r"%\w+", rng.choice(values), lines[at], count=1)
+    return "\n".join(lines)
 
 
 def _place(rng: random.Random, tokens: list[str]) -> int:
@@ -83,19 +120,19 @@ def _cut(rng: random.Random, tokens: list[str]) -> None:
 _CHANGES = (_drop, _copy, _replace, _replace, _stray, _number, _number, _cut)
 
 
-def _opt(path: Path, text: str) -> tuple[int, str, str]:
+def _opt(path: Path, text: str, passes: str = "") -> tuple[int, str, str]:
     from sdy_jax.commands.cli import main
 
     path.write_text(text, encoding="utf-8", newline="")
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = main(["opt", str(path)])
+        status = main(["opt", str(path), "--pipeline", passes])
     return status, out.getvalue(), err.getvalue()
 
 
-def _complaint(path: Path, text: str) -> str | None:
+def _complaint(path: Path, text: str, passes: str) -> str | None:
     """What is wrong with what `opt` does with a text."""
-    status, out, err = _opt(path, text)
+    status, out, err = _opt(path, text, passes)
     if status == 0:
         return None if _opt(path, out) == (0, out, "") and not err else "what is printed does not print again"
     if status != 1 or out or not _ERROR.match(err) or "bug in sdy_jax" in err:
@@ -107,7 +144,7 @@ def _run(first: int, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + count):
             print(seed, flush=True)
-            if complaint := _complaint(Path(folder, "m.mlir"), mutated(seed)):
+            if complaint := _complaint(Path(folder, "m.mlir"), *mutated(seed)):
                 print(f"seed {seed}: {complaint}", flush=True)
 
 

@@ -277,6 +277,18 @@ def test_reshards_in_a_row_are_one() -> None:
     assert kept == ['%0 = sdy.reshard %arg0 <@mesh, [{"x"}, {}]> : tensor<8x16xf32>']
 
 
+def test_a_reshard_from_axes_of_size_one_is_a_valid_chain(oracle: Oracle) -> None:
+    """They are no part of any plan, and the operand of the first collective is split along them."""
+    text = """sdy.mesh @one = <["o"=1, "x"=8]>
+      func.func @main(%0: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@one, [{"o"}, {}]>}) -> tensor<8x16xf32> {
+        %1 = sdy.reshard %0 <@one, [{}, {"x"}]> : tensor<8x16xf32>
+        return %1 : tensor<8x16xf32>
+      }"""
+    found = ours(text, "sdy-reshard-to-collectives")
+    assert "all_slice" in found
+    assert oracle.run(found, "sdy-close-shardings") is not None
+
+
 def test_a_reshard_to_a_mesh_with_other_axes_is_refused() -> None:
     text = 'sdy.mesh @z = <["z"=8]>' + resharding('@z, [{"z"}, {}]')
     with pytest.raises(UnsupportedError, match="both must have the same axes and devices"):

@@ -61,6 +61,10 @@ def test_specs_round_trip():
         assert to_partition_spec(from_partition_spec(spec, rank, MESH, "mesh")) == spec
 
 
+def test_an_empty_dimension_that_closes_has_no_priority():
+    assert parse_sharding('@mesh, [{?}p1, {"x", ?}p2]').closed_like() == parse_sharding('@mesh, [{}, {"x"}p2]')
+
+
 def test_open_dimensions_close():
     assert to_partition_spec(parse_sharding('@mesh, [{"x", ?}p1, {?}], replicated={"y"}')) == P("x", None)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 
+from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.strategies.creation import constant_value
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
@@ -74,7 +74,7 @@ _COMPARISONS = {"EQ": "eq", "NE": "ne", "GE": "ge", "GT": "gt", "LE": "le", "LT"
 @printer("stablehlo_op")
 def _op(call: Call) -> Expr:
     text = call.params["text"]
-    with mlir.make_ir_context() as context, ir.Location.unknown(context):
+    with new_context() as context, ir.Location.unknown(context):
         graph = Graph(ir.Module.parse(text, context).operation)  # its ops live as long as it
         op = graph.main.blocks[0].ops[0]
         written = _TABLE.get(op.name, _primitive)(call, op)
