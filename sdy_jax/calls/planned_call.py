@@ -31,6 +31,7 @@ from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import in_type, on_devices_of, with_type_elsewhere, without_foreign_type
+from sdy_jax.runtime.axis_names import check_axis_names
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.host_memory import on_devices, with_some_on_host
@@ -195,6 +196,7 @@ class PlannedCall:
     @cached_property
     def _run(self) -> Flat:
         plan, program, graph = self.plan, self.plan.program, self._graph
+        check_axis_names(program.mesh.axis_names)
         refined = RefinedMesh.of(program.mesh, self._axes, forms_for(self._mesh))
         used = self._used
         unreduced = [False] * len(plan.constants) + [
