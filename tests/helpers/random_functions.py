@@ -36,6 +36,11 @@ def taken(a, b, d):
     return jnp.take_along_axis(a, jnp.argsort(b, d), d)
 
 
+def positive(a):
+    """A positive definite matrix."""
+    return a @ a.T / len(a) + 2 * jnp.eye(len(a))
+
+
 # Functions of two square matrices and a dimension, with results of about the same magnitude.
 OPS = [
     lambda a, b, d: jnp.tanh(a) + b,
@@ -91,6 +96,16 @@ OPS = [
     lambda a, b, d: lax.scan(lambda c, r: (c * 0.5 + r, c + r), a[0], b)[1],
     lambda a, b, d: lax.fori_loop(0, 3, lambda i, c: c * 0.9 + b, a),
     lambda a, b, d: lax.cond(a.sum() > 0.1, jnp.add, jnp.subtract, a, b),  # many sums are 0 but for rounding
+    lambda a, b, d: jnp.linalg.cholesky(positive(a)) + b,
+    lambda a, b, d: jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(positive(b)), a, lower=True),
+    lambda a, b, d: jnp.linalg.solve(positive(a), b),
+    lambda a, b, d: jnp.linalg.qr(a)[1] * b,
+    lambda a, b, d: lax.rsqrt(jnp.abs(a) + 1) * jax.scipy.special.erf(b),
+    lambda a, b, d: jnp.where(lax.bitcast_convert_type(a, jnp.int64) < 0, a, b),
+    lambda a, b, d: jnp.searchsorted(jnp.sort(a[:, 0]), b).astype(a.dtype) / len(a),
+    lambda a, b, d: jax.checkpoint(lambda x, y: jnp.sin(x @ y))(a, b),
+    lambda a, b, d: jax.vmap(lambda x, y: jnp.convolve(x, y, "same"))(a, b) / len(a),
+    lambda a, b, d: jax.nn.one_hot(jnp.argmax(a, d), len(a), dtype=a.dtype) * b,
     lambda a, b, d: lax.associative_scan(lambda x, y: x * 0.9 + y, a, axis=d) / 2,
 ]
 SHARDINGS = ContextVar("SHARDINGS", default=None)
@@ -130,14 +145,16 @@ def random_spec(rng, axes):
     return P(*(tuple(dim) or None for dim in dims))
 
 
-def check(seed, count, machine=None, **options):
-    """Options are those of `sdy.partition`; plans are made for virtual CPU devices or for a machine."""
+def check(seed, count, machine=None, auto=False, **options):
+    """Options are those of `sdy.partition`; plans are made for virtual CPU devices or for a machine. With `auto` the
+    planner chooses the layouts of arguments."""
     rng = random.Random(seed)
     for number in range(count):
         shape, axes = rng.choice(MESHES)
         mesh, size = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(shape), tuple(axes)), rng.choice(SIZES)
         program = random_program(rng, mesh)
         specs = tuple(random_spec(rng, axes) if rng.random() < 0.8 and size == 8 else None for _ in range(3))
+        specs = sdy.AUTO if auto else specs
         matrices = np.random.default_rng([seed, number]).standard_normal((3, size, size))
         costs = None if machine is None else small_costs(machine, axes)
         try:

@@ -13,13 +13,21 @@ pytestmark = pytest.mark.usefixtures("poisoned_padding")
 OPTIONS = ({"layouts": "local"}, {"layouts": "global", "memory": "1GiB"}, {"layouts": "global"})
 """Layouts chosen op by op, and for the whole program: with much memory, and with no more than op by op."""
 
+OTHERS = (
+    {"auto": True},
+    {"layouts": "propagated"},
+    {"uneven": "replicate"},
+    {"combine": True},
+)
+"""Options that less is tried with."""
+
 
 MACHINES = (None, *DEVICES)
 
 
 def fuzz(seed):
-    turn, how = divmod(seed, len(OPTIONS))
-    check(seed, 3, MACHINES[turn % len(MACHINES)], **OPTIONS[how])
+    turn, how = divmod(seed, len(options := (*OPTIONS, *OTHERS)))
+    check(seed, 3, MACHINES[turn % len(MACHINES)], **options[how])
     return {"numeric": 3}
 
 
@@ -35,6 +43,11 @@ def test_random_programs_whose_layouts_are_chosen_together(options):
 @pytest.mark.parametrize("machine", DEVICES)
 def test_random_programs_as_they_are_planned_for_machines(machine):
     check(3, 4, machine, layouts="global", memory="1GiB")
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=str)
+def test_random_programs_with_other_options(options):
+    check(5, 2, **options)
 
 
 @pytest.mark.slow
