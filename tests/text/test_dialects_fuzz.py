@@ -24,7 +24,8 @@ def run(first: int, count: int) -> None:
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"seed {lines[-1] if lines else 'none'}: {done.stderr[-2000:]}"
-    assert [line for line in lines if line.startswith("seed")] == []
+    wrong = [line for line in lines if line.startswith("seed")]
+    assert not wrong, wrong
     assert len(lines) == count
 
 
