@@ -16,7 +16,7 @@ from sdy_jax.calls.abstract_meshes import check_has_devices, described
 from sdy_jax.calls.argument_moves import OnMovedArguments
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
-from sdy_jax.calls.donation import warn_of_unusable
+from sdy_jax.calls.donation import delete_donated_elsewhere, deleted_argument, warn_of_unusable
 from sdy_jax.calls.formats import (
     are_spelled_otherwise,
     formats_of_arguments,
@@ -76,6 +76,7 @@ class JittedFunction:
 
     def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
+        delete_donated_elsewhere(args, kwargs)
         with self._paths_in_errors(args, kwargs, is_call=True), self._explained(args, kwargs):
             jitted = self._dispatch(args, kwargs)
             found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
@@ -153,6 +154,12 @@ class JittedFunction:
             if is_of_memory(error) and (plan := self._plan_of(args, kwargs)) is not None:
                 explain(error, [plan])
             raise
+        except RuntimeError:
+            problem: SdyError | None = deleted_argument(
+                self._function.arguments(args, kwargs).given, self._function.name
+            )
+            if problem is None:
+                raise
         except (TypeError, ValueError):
             problem = self._argument_error(args, kwargs, is_call)
             if problem is None:

@@ -14,6 +14,7 @@ import jax
 
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.calls.arguments import Arguments
+from sdy_jax.calls.donation import deleting_donated
 from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
@@ -72,7 +73,8 @@ class PartitionedFunction(Generic[P, R]):
         self._plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
         self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
-        self.__call__ = self._first_call if has_statics else self._called  # type: ignore[method-assign]
+        self._call = deleting_donated(self._called, fun, options)
+        self.__call__ = self._first_call if has_statics else self._call  # type: ignore[method-assign]
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> PartitionedFunction[P, R]: ...
@@ -159,8 +161,8 @@ class PartitionedFunction(Generic[P, R]):
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         """Checks static arguments, which jit's C++ takes before it asks us for anything."""
         self._function.split(args, kwargs)
-        self.__call__ = self._called  # type: ignore[method-assign]
-        return self._called(*args, **kwargs)
+        self.__call__ = self._call  # type: ignore[method-assign]
+        return self._call(*args, **kwargs)
 
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
