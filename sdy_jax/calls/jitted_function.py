@@ -25,6 +25,7 @@ from sdy_jax.calls.formats import (
     shardings_of_results,
     states_layouts,
 )
+from sdy_jax.calls.nan_checks import explained, op_by_op
 from sdy_jax.calls.out_of_memory import explain, is_of_memory
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
@@ -35,6 +36,7 @@ from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals.contexts import context_mesh
 from sdy_jax.jax_internals.dispatch import CACHE_MISS
+from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
 from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.boundary import BoundaryValue
@@ -154,6 +156,8 @@ class JittedFunction:
             if is_of_memory(error) and (plan := self._plan_of(args, kwargs)) is not None:
                 explain(error, [plan])
             raise
+        except FloatingPointError as error:
+            raise explained(error, self._function.name) from None
         except RuntimeError:
             problem: SdyError | None = deleted_argument(
                 self._function.arguments(args, kwargs).given, self._function.name
@@ -281,6 +285,8 @@ class JittedFunction:
 
         `is_told`: jit knows how results are to lie, and itself reports donated buffers that are of no use.
         """
+        if is_run_for_its_ops():
+            return op_by_op(self._function.fun, args, kwargs, mesh, self._function.name)
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments)
         call = call.alone if is_alone else call
