@@ -13,7 +13,7 @@ import jaxlib
 from jax._src.array import ArrayImpl
 
 PASSES_DONATED = jaxlib.version.__version_info__ < (0, 12)
-"""Whether jit's C++ passes on arrays that were donated."""
+"""Whether jit's C++ passes on arrays that were donated. Measured (2026-11): 0.10 and 0.11 do, 0.12 refuses them."""
 
 
 def delete_donated(leaves: Iterable[Any]) -> None:

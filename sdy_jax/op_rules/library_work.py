@@ -15,6 +15,13 @@ from typing import NamedTuple
 from sdy_jax.ir.graph import Op
 from sdy_jax.op_rules.linalg import applies_from_right, makes_no_vectors
 
+_SINGULAR_VECTORS = (14, 8)
+"""Operations per row of the longer side and of the shorter one, for the square of the shorter. Published (Golub and
+Van Loan, figure 8.6.1): singular values with the vectors that belong to them."""
+
+_SCHUR_VECTORS = 25
+"""Operations per cube of the order. Published (Golub and Van Loan, 7.5.6): a Schur form with its vectors."""
+
 
 class _Work(NamedTuple):
     """The calls whose target matches, of which one problem is an array of `rank` dimensions of operand 0, and the
@@ -52,7 +59,8 @@ def _of_reflectors_applied(op: Op, m: int, k: int) -> float:
 def _of_svd(op: Op, m: int, n: int) -> float:
     """By bidiagonal matrices. Of the vectors of the longer side, as many as there are singular values."""
     long, short = max(m, n), min(m, n)
-    return short**2 * (4 * long - 4 / 3 * short if makes_no_vectors(op) else 14 * long + 8 * short)
+    of_long, of_short = (4, -4 / 3) if makes_no_vectors(op) else _SINGULAR_VECTORS
+    return short**2 * (of_long * long + of_short * short)
 
 
 def _of_symmetric_eigenvalues(op: Op, m: int, n: int) -> float:
@@ -61,7 +69,7 @@ def _of_symmetric_eigenvalues(op: Op, m: int, n: int) -> float:
 
 def _of_eigenvalues(op: Op, m: int, n: int) -> float:
     """By the Schur form."""
-    return n**3 * (10 if makes_no_vectors(op) else 25)
+    return n**3 * (10 if makes_no_vectors(op) else _SCHUR_VECTORS)
 
 
 def _of_hessenberg(op: Op, m: int, n: int) -> float:
