@@ -159,9 +159,7 @@ class JittedFunction:
         except FloatingPointError as error:
             raise explained(error, self._function.name) from None
         except RuntimeError:
-            problem: SdyError | None = deleted_argument(
-                self._function.arguments(args, kwargs).given, self._function.name
-            )
+            problem = self._deletion_error(args, kwargs)
             if problem is None:
                 raise
         except (TypeError, ValueError):
@@ -175,6 +173,11 @@ class JittedFunction:
         with suppress(SdyError, RuntimeError):
             call = self._function.known(self._function.arguments(args, kwargs))
             return None if call is None else call.plan
+        return None
+
+    def _deletion_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SdyError | None:
+        with suppress(SdyError):
+            return deleted_argument(self._function.arguments(args, kwargs).given, self._function.name)
         return None
 
     def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool) -> SdyError | None:

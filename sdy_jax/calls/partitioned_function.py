@@ -72,7 +72,7 @@ class PartitionedFunction(Generic[P, R]):
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
         self._special = SpecialCalls(self._function, self._jitted, _of_special_calls, self._writes_refs)
-        self._plain = self._jitted.jit(lambda *args, **kwargs: self._run_plain(args, kwargs))
+        self._plain = self._jitted.jit(functools.partial(_run_plain, self._function))
         self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
         self._call = deleting_donated(self._called, fun, options)
@@ -166,13 +166,6 @@ class PartitionedFunction(Generic[P, R]):
         self.__call__ = self._call  # type: ignore[method-assign]
         return self._call(*args, **kwargs)
 
-    def _run_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The plain function: traced for blocks, where jit is disabled, and to find what makes a NaN in a warm call."""
-        function = self._function
-        if not is_run_for_its_ops() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            return function.fun(*args, **kwargs)
-        return op_by_op(function.fun, args, kwargs, function.arguments(args, kwargs).mesh, function.name)
-
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
         if (mesh := traced_on()) is not None:
@@ -222,6 +215,13 @@ class PartitionedFunction(Generic[P, R]):
             return None
         call = self._function.arguments(args, kwargs)
         return None if isinstance(call.mesh, jax.sharding.Mesh) else call
+
+
+def _run_plain(function: PlannedFunction, *args: Any, **kwargs: Any) -> Any:
+    """The plain function: traced for blocks, where jit is disabled, and to find what makes a NaN in a warm call."""
+    if not is_run_for_its_ops() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return function.fun(*args, **kwargs)
+    return op_by_op(function.fun, args, kwargs, function.arguments(args, kwargs).mesh, function.name)
 
 
 class _OfValues(PartitionedFunction[P, R]):
