@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sdy_jax.errors import (
         ArgumentError,
         ContractError,
+        DeletedArrayError,
         InternalError,
         MemoryLimitError,
         ParseError,
@@ -75,6 +76,7 @@ __all__ = [
     "Budget",
     "ContractError",
     "CostModel",
+    "DeletedArrayError",
     "DimensionSharding",
     "InternalError",
     "MemoryLimitError",
@@ -159,6 +161,7 @@ _MODULES = {
     "sdy_jax.errors": (
         "ArgumentError",
         "ContractError",
+        "DeletedArrayError",
         "InternalError",
         "MemoryLimitError",
         "ParseError",

@@ -22,6 +22,10 @@ class ArgumentError(SdyError, TypeError, ValueError):
     """Arguments that a function does not take; jit raises a TypeError or a ValueError for the same."""
 
 
+class DeletedArrayError(SdyError, RuntimeError):
+    """An argument whose memory is gone: it was donated before, or deleted. jit raises a RuntimeError for the same."""
+
+
 class ParseError(SdyError, ValueError):
     """Text that is not a well-formed mesh, sharding, rule or module."""
 

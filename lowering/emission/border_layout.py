@@ -24,6 +24,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import RESHAPING
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
+from sdy_jax.runtime.forms import Forms
 from sdy_jax.runtime.identity_ops import identity_op
 
 _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
@@ -33,6 +34,10 @@ _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
 _UPDATE = "stablehlo.dynamic_update_slice"
 _UPDATES = frozenset((_UPDATE, "stablehlo.scatter"))
 """Ops that change a part of their first operand."""
+
+
+_REGISTER = 4
+"""Bytes. Measured (2026-11, libtpu 0.0.51): constraints on float32 compile, those on complex64 do not."""
 
 
 def laid_out_as_arrays(graph: Graph) -> frozenset[Value]:
@@ -102,8 +107,11 @@ def _has_layout_of_its_own(value: Value) -> bool:
     return op is not None and bool(op.operands) and op.name not in ELEMENTWISE and op.name not in _FREE
 
 
-def as_at_border(x: jax.Array, device: jax.Device) -> jax.Array:
-    """The array, laid out as arrays of its shape are where they enter or leave programs."""
+def as_at_border(x: jax.Array, device: jax.Device, forms: Forms) -> jax.Array:
+    """The array, laid out as arrays of its shape are where they enter or leave programs; as it is where its elements
+    lie in two registers: what XLA makes of such elements it does not make of a constraint on their layout."""
+    if forms.in_halves and x.dtype.itemsize > _REGISTER:
+        return x
     try:
         layout = Layout.from_pjrt_layout(device.client.get_default_layout(x.dtype, x.shape, device))
     except jax.errors.JaxRuntimeError:  # not known there

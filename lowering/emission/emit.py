@@ -217,7 +217,9 @@ class _Emission:
         return self._arrays[value]
 
     def _laid_out(self, value: Value, x: Any) -> Any:
-        return as_at_border(x, self._device) if self._device is not None and value in self._at_border else x
+        if self._device is None or value not in self._at_border:
+            return x
+        return as_at_border(x, self._device, self._mesh.forms)
 
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
         """The view of the mesh that an op runs on; values of other meshes have the same layout on it."""

@@ -101,13 +101,21 @@ def _factored(local: LocalOp, a: jax.Array) -> list[jax.Array]:
     """This device's block of the factor, and, where the op has such a result, where the matrix is not positive."""
     dim, is_lower = blocked_dim(local.op), cholesky_is_lower(local.op)
     assert dim is not None
-    rows, n = _with_identity(local, a, dim), a.shape[2 * a.ndim - 3 - dim]
-    found, failed = _by_rows(local, local.operand_axes(0, dim), rows if is_lower else rows.mT, _factor_of(local))
-    found = found[..., :n]
+    axes, rows, n = local.operand_axes(0, dim), _with_identity(local, a, dim), a.shape[2 * a.ndim - 3 - dim]
+    rows = rows if is_lower else rows.mT
+    found, failed = _by_rows(local, axes, rows, _factor_of(local))
+    found = jnp.where(_below_diagonal(local, axes, rows), found, rows)[..., :n]
     if len(local.op.results) == 2:
         return [found if is_lower else found.mT, failed]
     found = jnp.where(failed[..., None, None] == 0, found, jnp.asarray(jnp.nan, found.dtype))
     return [found if is_lower else found.mT]
+
+
+def _below_diagonal(local: LocalOp, axes: Axes, rows: jax.Array) -> jax.Array:
+    """Which elements of this device's rows are on the diagonal or below: LAPACK leaves the others as they are."""
+    first = local.block_index(axes) * jnp.int32(rows.shape[-2])
+    row, column = (lax.broadcasted_iota(jnp.int32, rows.shape[-2:], dim) for dim in range(2))
+    return column <= row + first
 
 
 def _factor_of(local: LocalOp) -> Factor:
@@ -129,7 +137,7 @@ def _by_rows(local: LocalOp, axes: Axes, a: jax.Array, factor: Factor) -> tuple[
     """The rows of the lower factor of a matrix, and where that is not positive, by the right-looking algorithm.
 
     Before step k columns left of block k are the factor's, the others are a's less what the former contribute, in rows
-    from block k on. The upper triangle stays what it is.
+    from block k on. Above the diagonal is what is left of a there.
     """
     block, count, me = a.shape[-2], axes_size(axes, local.mesh.mesh), local.block_index(axes)
     failed = jnp.zeros(a.shape[:-2], jnp.int32)

@@ -65,5 +65,19 @@ def _iota(local: LocalOp) -> Any:
 @emitter("stablehlo.rng_bit_generator", "stablehlo.rng")
 def _random(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     """Every device generates the whole value and keeps its block: the same bits as on one device."""
-    wholes = re_emit(local, *operands, result_shapes=[value.shape or () for value in local.op.results])
+    wholes = _bits(local.op, *operands) or re_emit(
+        local, *operands, result_shapes=[value.shape or () for value in local.op.results]
+    )
     return [own_block(local, x, s) for x, s in zip(wholes, local.result_shardings, strict=True)]
+
+
+def _bits(op: Op, *operands: jax.Array) -> list[jax.Array]:
+    """The new state and the bits by jax's own op, which has its rule under `jax.vmap`: all bits are those of the first
+    state, and only that changes. Nothing for what this op does not make."""
+    if op.name != "stablehlo.rng_bit_generator" or op.operands[0].dtype != "ui64" or op.operands[0].shape != (2,):
+        return []
+    bits = op.results[1]
+    if bits.dtype not in ("ui8", "ui16", "ui32", "ui64"):
+        return []
+    algorithm = lax.RandomAlgorithm[f"RNG_{op.text('rng_algorithm')}"]
+    return list(lax.rng_bit_generator(operands[0], bits.shape or (), numpy_dtype(bits.dtype), algorithm))

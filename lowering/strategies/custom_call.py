@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,10 +16,11 @@ from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.blocked_linalg import blocked
 from sdy_jax.lowering.strategies.custom_partitioning import checked_results, custom_op_of
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
+from sdy_jax.op_rules.library_work import operations_of_library
 from sdy_jax.op_rules.linalg import independent_columns
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
@@ -48,7 +51,20 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     passing = frozenset(shared)
     families = (factorization_strategies, reflector_strategies, approximate_strategies)
     known = (family(op, rule, passing) for family in families)
-    return next(filter(None, known), [Strategy("on_blocks", passing)])
+    return next(filter(None, known), [Strategy("on_blocks", passing, operations=_shared(op, rule, passing))])
+
+
+def _shared(op: Op, rule: OpShardingRule, factors: frozenset[int]) -> Callable[[Shards], float]:
+    """What a call performs on a device, which has its share along `factors`: of what is known of libraries, else of
+    one operation per element of the largest tensor."""
+    sizes, tensors = rule.factor_sizes, (*op.operands, *op.results)
+    known = operations_of_library(op)
+    whole = max([math.prod(x.shape or ()) for x in tensors], default=0) if known is None else known
+
+    def operations(shards: Shards) -> float:
+        return whole * math.prod([-(-sizes[f] // shards[f]) / max(sizes[f], 1) for f in factors])
+
+    return operations
 
 
 @strategies(TARGET)

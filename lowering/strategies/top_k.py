@@ -129,7 +129,18 @@ def approximate_top_k(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
             if found.settings.get("reduction_input_size_override", "-1") != "-1 : i64"
             else {"reduction_input_size_override": f"{size} : i64"}
         )
-        parts = re_emit(local, *parts, *inits, attributes=found.changed(**whole_size))
+        parts = _largest(local, dim, parts, inits, found.changed(**whole_size))
     joined = _joined(local, parts, dim, axes)
     again = {"recall_target": "1.0 : f32", "reduction_input_size_override": "-1 : i64"}
-    return re_emit(local, *joined, *inits, attributes=found.changed(**again))
+    return _largest(local, dim, joined, inits, found.changed(**again))
+
+
+def _largest(
+    local: LocalOp, dim: int, parts: Sequence[jax.Array], inits: Sequence[jax.Array], attributes: dict[str, str]
+) -> list[jax.Array]:
+    """The largest of some values, with their indices, by their positions: where XLA finds these counted from 0 it takes
+    equal elements in their order, as it does of the whole array."""
+    values, indices = parts
+    positions = lax.broadcasted_iota(indices.dtype, values.shape, dim)
+    values, positions = re_emit(local, values, positions, *inits, attributes=attributes)
+    return [values, jnp.take_along_axis(indices, positions, dim, mode="clip")]

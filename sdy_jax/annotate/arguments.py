@@ -246,6 +246,17 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
     ]
 
 
+def check_rules(specs: Spec, names: Sequence[str], where: str) -> None:
+    """Whether the rules in a tree of specifications say axes that a mesh has, whatever they are applied to.
+
+    Raises:
+        ShardingError: a rule says an axis that is not among `names`.
+    """
+    for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, SPEC_TYPES)):
+        if isinstance(spec, SpecRule):
+            spec.check_axes(names, where)
+
+
 def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[Any, Any]], type]:
     try:
         children, _ = flatten_one_level_with_keys(tree)

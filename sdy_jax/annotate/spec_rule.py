@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -16,3 +17,11 @@ class SpecRule(ABC):
         Raises:
             ShardingError: the tree is none that the rule can be applied to.
         """
+
+    def check_axes(self, names: Sequence[str], where: str) -> None:
+        """Whether a mesh with axes of these `names` has all those that the rule may say; `where` is what states it.
+
+        Raises:
+            ShardingError: it lacks one.
+        """
+        return

@@ -16,7 +16,7 @@ from sdy_jax.calls.abstract_meshes import check_has_devices, described
 from sdy_jax.calls.argument_moves import OnMovedArguments
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
-from sdy_jax.calls.donation import warn_of_unusable
+from sdy_jax.calls.donation import delete_donated_elsewhere, deleted_argument, warn_of_unusable
 from sdy_jax.calls.formats import (
     are_spelled_otherwise,
     formats_of_arguments,
@@ -25,6 +25,7 @@ from sdy_jax.calls.formats import (
     shardings_of_results,
     states_layouts,
 )
+from sdy_jax.calls.nan_checks import explained, op_by_op
 from sdy_jax.calls.out_of_memory import explain, is_of_memory
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
@@ -35,6 +36,7 @@ from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals.contexts import context_mesh
 from sdy_jax.jax_internals.dispatch import CACHE_MISS
+from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
 from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.boundary import BoundaryValue
@@ -76,6 +78,7 @@ class JittedFunction:
 
     def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
+        delete_donated_elsewhere(args, kwargs)
         with self._paths_in_errors(args, kwargs, is_call=True), self._explained(args, kwargs):
             jitted = self._dispatch(args, kwargs)
             found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
@@ -153,6 +156,12 @@ class JittedFunction:
             if is_of_memory(error) and (plan := self._plan_of(args, kwargs)) is not None:
                 explain(error, [plan])
             raise
+        except FloatingPointError as error:
+            raise explained(error, self._function.name) from None
+        except RuntimeError:
+            problem = self._deletion_error(args, kwargs)
+            if problem is None:
+                raise
         except (TypeError, ValueError):
             problem = self._argument_error(args, kwargs, is_call)
             if problem is None:
@@ -164,6 +173,11 @@ class JittedFunction:
         with suppress(SdyError, RuntimeError):
             call = self._function.known(self._function.arguments(args, kwargs))
             return None if call is None else call.plan
+        return None
+
+    def _deletion_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SdyError | None:
+        with suppress(SdyError):
+            return deleted_argument(self._function.arguments(args, kwargs).given, self._function.name)
         return None
 
     def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool) -> SdyError | None:
@@ -274,6 +288,8 @@ class JittedFunction:
 
         `is_told`: jit knows how results are to lie, and itself reports donated buffers that are of no use.
         """
+        if is_run_for_its_ops():
+            return op_by_op(self._function.fun, args, kwargs, mesh, self._function.name)
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments)
         call = call.alone if is_alone else call

@@ -14,8 +14,10 @@ import jax
 
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.calls.arguments import Arguments
+from sdy_jax.calls.donation import deleting_donated
 from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
+from sdy_jax.calls.nan_checks import op_by_op
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.out_of_memory import explain_if_uncaught
 from sdy_jax.calls.pickling import global_name, recorded, restored
@@ -25,6 +27,7 @@ from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals.dispatch import with_cache_miss
+from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
@@ -69,10 +72,11 @@ class PartitionedFunction(Generic[P, R]):
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
         self._special = SpecialCalls(self._function, self._jitted, _of_special_calls, self._writes_refs)
-        self._plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
+        self._plain = self._jitted.jit(functools.partial(_run_plain, self._function))
         self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
-        self.__call__ = self._first_call if has_statics else self._called  # type: ignore[method-assign]
+        self._call = deleting_donated(self._called, fun, options)
+        self.__call__ = self._first_call if has_statics else self._call  # type: ignore[method-assign]
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> PartitionedFunction[P, R]: ...
@@ -159,8 +163,8 @@ class PartitionedFunction(Generic[P, R]):
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         """Checks static arguments, which jit's C++ takes before it asks us for anything."""
         self._function.split(args, kwargs)
-        self.__call__ = self._called  # type: ignore[method-assign]
-        return self._called(*args, **kwargs)
+        self.__call__ = self._call  # type: ignore[method-assign]
+        return self._call(*args, **kwargs)
 
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
@@ -211,6 +215,13 @@ class PartitionedFunction(Generic[P, R]):
             return None
         call = self._function.arguments(args, kwargs)
         return None if isinstance(call.mesh, jax.sharding.Mesh) else call
+
+
+def _run_plain(function: PlannedFunction, *args: Any, **kwargs: Any) -> Any:
+    """The plain function: traced for blocks, where jit is disabled, and to find what makes a NaN in a warm call."""
+    if not is_run_for_its_ops() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return function.fun(*args, **kwargs)
+    return op_by_op(function.fun, args, kwargs, function.arguments(args, kwargs).mesh, function.name)
 
 
 class _OfValues(PartitionedFunction[P, R]):

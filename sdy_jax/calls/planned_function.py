@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate.arguments import Leaf, argument_leaves, match_prefix
+from sdy_jax.annotate.arguments import Leaf, argument_leaves, check_rules, match_prefix
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.strict import strict
@@ -213,10 +213,15 @@ class PlannedFunction:
 
     def _made(self, arguments: Arguments) -> Plan:
         mesh, options = arguments.mesh, self.options
+        self._check_rules(mesh)
         with collection_paused():
             program = self.traced.program(arguments)
             given = PlannedWith(options.costs_of(mesh), options.policy(mesh), options.target(mesh), self.is_inner)
             return build_plan(self.name, program, given, self.source)
+
+    def _check_rules(self, mesh: AnyMesh) -> None:
+        for where in ("in_shardings", "out_shardings"):
+            check_rules(getattr(self.options, where), mesh.axis_names, where)
 
     def _finished(self, plan: Plan, arguments: Arguments) -> Plan:
         """The plan with what only this function knows, once it is reported and checked."""
@@ -247,6 +252,7 @@ class PlannedFunction:
     def inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""
         elsewhere = self._mesh_beside(mesh)
+        self._check_rules(mesh if elsewhere is None else elsewhere)
         dynamic, named, statics = self.split(args, kwargs)
         leaves = argument_leaves(self.options.in_shardings, dynamic, named, self.traced.dynamic_parameters(statics))
         values = [constrained(leaf, "in_shardings", elsewhere) for leaf in leaves]

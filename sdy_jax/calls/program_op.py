@@ -239,7 +239,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, region: regions.Region, plan
             "checkify.checkify(f)(...), or inside, sdy_jax.partition(checkify.checkify(f), ...), which both return the "
             "error and the result"
         )
-    return lowered_in_place(ctx, ctx.module_context, region.jaxpr, xs)
+    with jax.enable_x64(True):  # as its ops were traced: some count in 64 bits, whatever is enabled outside
+        return lowered_in_place(ctx, ctx.module_context, region.jaxpr, xs)
 
 
 program_p = Primitive("sdy_program")

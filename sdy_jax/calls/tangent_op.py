@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 from jax.extend.core import Primitive, mapped_aval, no_effects, unmapped_aval
 from jax.interpreters import ad, batching, mlir
@@ -42,7 +44,12 @@ class WithTangents:
     def bind(self, *values: Any, types: Sequence[Any], has_effects: bool) -> Sequence[Any]:
         """The function as an op of these operands and tangents; `types` are those of what it returns."""
         results: Sequence[Any] = with_tangents_p.bind(
-            *values, function=self, place=self.place, types=tuple(types), has_effects=has_effects
+            *values,
+            function=self,
+            place=self.place,
+            types=tuple(types),
+            has_effects=has_effects,
+            x64=jnp.result_type(float) == np.float64,
         )
         return results
 
@@ -72,8 +79,10 @@ def _types(*operands: Any, function: WithTangents, types: Any, has_effects: bool
     return types, jax.make_jaxpr(function.together)(*operands).effects if has_effects else no_effects
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, function: WithTangents, **_: Any) -> Sequence[Any]:
-    lowered: Sequence[Any] = mlir.lower_fun(function.together)(ctx, *xs)
+def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, function: WithTangents, x64: bool, **_: Any) -> Sequence[Any]:
+    """Where 64-bit types are enabled as they were for the op: the function is traced here."""
+    with jax.enable_x64(x64):
+        lowered: Sequence[Any] = mlir.lower_fun(function.together)(ctx, *xs)
     return lowered
 
 
@@ -112,7 +121,8 @@ def _batch(
 
 
 with_tangents_p = Primitive("sdy_with_tangents")
-"""Parameters: the function and its place, the types of its results and tangents, and whether it has effects."""
+"""Parameters: the function and its place, the types of its results and tangents, whether it has effects, and whether
+64-bit types are enabled."""
 with_tangents_p.multiple_results = True
 with_tangents_p.def_impl(_together)
 with_tangents_p.def_effectful_abstract_eval(_types)

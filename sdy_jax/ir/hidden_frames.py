@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -43,9 +43,24 @@ def users_stack_level() -> int:
     return _user_frame("sdy_jax", "jax")[1]
 
 
+def raising_line(error: BaseException) -> str:
+    """`file:line` of the innermost frame outside of this package and jax in which an error was raised; empty if there
+    is none."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        if not _is_of(traceback.tb_frame, ("sdy_jax", "jax")):
+            found = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def _is_of(frame: FrameType, packages: Sequence[str]) -> bool:
+    return frame.f_globals.get("__name__", "").split(".")[0] in packages
+
+
 def _user_frame(*packages: str) -> tuple[FrameType, int]:
     """The innermost frame outside of some packages, and its `stacklevel` for the caller's caller."""
     frame, level = sys._getframe(2), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in packages:
+    while frame.f_back is not None and _is_of(frame, packages):
         frame, level = frame.f_back, level + 1
     return frame, level

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -56,3 +57,10 @@ def with_devices(mesh: Any) -> AbstractContextManager[Any]:
     the like, whose rules are ours, for known devices only."""
     is_known = isinstance(mesh, jax.sharding.Mesh) and get_concrete_mesh().empty
     return _internal_use_concrete_mesh(mesh) if is_known else nullcontext()
+
+
+@contextmanager
+def mesh_in_context(mesh: jax.sharding.Mesh) -> Iterator[None]:
+    """As `jax.set_mesh`, also under transformations."""
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _internal_use_concrete_mesh(mesh):
+        yield

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.op_rules.library_work import operations_of_library
 from sdy_jax.op_rules.linalg import cholesky_is_lower, is_householder_product, is_qr, triangular_system
 from sdy_jax.op_rules.op_attributes import convolution_dimension_numbers, dot_dimension_numbers, window
 from sdy_jax.op_rules.predicates import is_elementwise
@@ -93,4 +94,4 @@ def _linear_algebra(op: Op) -> float:
     if is_qr(op) or is_householder_product(op):
         rows, columns = (op.operands[0].shape or ())[-2:]
         return 2 * _size(op.operands[0]) * columns * max(0.0, 1 - columns / (3 * rows)) if rows else 0
-    return 0
+    return operations_of_library(op) or 0

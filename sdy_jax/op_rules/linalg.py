@@ -215,6 +215,19 @@ _RIGHT = ("side = 82 : ui8", "left = false")
 """How calls say that the matrix is on the right; 82 is `R`."""
 
 
+def applies_from_right(op: Op) -> bool:
+    """Whether a call applies a matrix from the right."""
+    return _says(op, _RIGHT)
+
+
+def makes_no_vectors(op: Op) -> bool:
+    """Whether a call decomposes matrices for their singular values or eigenvalues alone; 78 is `N`."""
+    sides = ("compute_left = 78 : ui8", "compute_right = 78 : ui8"), ("left = false", "right = false")
+    return _says(op, ("mode = 78 : ui8", "compute_uv = false")) or any(
+        all(_says(op, [side]) for side in both) for both in sides
+    )
+
+
 def independent_columns(op: Op) -> tuple[int, int, int] | None:
     """The operand and the result of a library's call that consist of independent columns, and the dimension that
     numbers these in both; rows where the matrix is applied from the right. None for other calls."""
@@ -223,7 +236,7 @@ def independent_columns(op: Op) -> tuple[int, int, int] | None:
     if found is None or len(op.operands) <= found[0] or len(op.results) <= found[1]:
         return None
     rank = op.operands[found[0]].rank
-    return (*found, rank - 2 if _says(op, _RIGHT) else rank - 1) if rank >= 2 else None
+    return (*found, rank - 2 if applies_from_right(op) else rank - 1) if rank >= 2 else None
 
 
 def library_call(op: Op) -> OpShardingRule | None:

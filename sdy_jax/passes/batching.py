@@ -27,7 +27,7 @@ _RULE = "sdy.sharding_rule"
 """On ops whose dimensions the user numbered: they stay as they are."""
 
 
-def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | None = None) -> None:
+def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy", "sdy_jax"] = "shardy") -> None:
     """Turns elements of index vectors that count along a dimension of the indices into batching dimensions.
 
     One element is left in any case, as an index vector is never empty.
@@ -35,7 +35,8 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | 
     Args:
       module: a `builtin.module`, edited in place.
       compat: with `"shardy"`, only dimension 0 of an input along dimension 0 of its indices, where there is no other
-        batching dimension and the count is an iota, broadcast or reshaped, and perhaps concatenated with the rest.
+        batching dimension and the count is an iota, broadcast or reshaped, and perhaps concatenated with the rest; with
+        `"sdy_jax"`, any.
     """
     if not any(map(_has_elements, named(module, *INDEXING))):
         return
@@ -45,7 +46,7 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | 
         if op.name not in INDEXING or _RULE in op.attributes:
             continue
         indexing = _BatchedIndexing.of(op)
-        found = _leading(indexing) if compat else _counted(indexing, ramps)
+        found = _leading(indexing) if compat == "shardy" else _counted(indexing, ramps)
         if found:
             _change(indexing, found)
             replaced += [producer] if (producer := indexing.indices.defining_op) is not None else []

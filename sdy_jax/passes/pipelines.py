@@ -23,16 +23,17 @@ Stage = Literal[
 ]
 """How far partitioning goes."""
 
-Compat = Literal["shardy"] | None
-"""`"shardy"` leaves out what only sdy_jax does; it goes to the passes that know it."""
+Compat = Literal["shardy", "sdy_jax"]
+"""`"shardy"`: what Shardy's passes give. `"sdy_jax"`: also by rules that Shardy does not have, as in `partition`."""
 
 
 def _passes(*names: str) -> Passes:
     return tuple(Pass(name) for name in names)
 
 
-def _with_compat(passes: Passes, compat: str | None) -> Passes:
-    return tuple(each.with_options(compat=compat) for each in passes)
+def _with_compat(passes: Passes, compat: Compat) -> Passes:
+    """The passes, those that know the option with it where it is not what they do anyway."""
+    return tuple(each.with_options(compat=None if compat == "shardy" else compat) for each in passes)
 
 
 _BEFORE_CALLS = _passes(
@@ -62,7 +63,7 @@ _NO_DEAD_OPS = Pass("canonicalize", enable_patterns="none")
 _BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
-def import_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = None) -> Passes:
+def import_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = "shardy") -> Passes:
     """`sdy-import-pipeline`: before propagation. Calls are left as they are.
 
     Args:
@@ -72,7 +73,7 @@ def import_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = Non
     return _with_compat((*_BEFORE_CALLS, *(_CONSTRAINTS_AND_GROUPS if dedup_functions_fully else ())), compat)
 
 
-def propagation_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = None) -> Passes:
+def propagation_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = "shardy") -> Passes:
     """`sdy-propagation-pipeline`: import, propagation and export, up to `sdy-insert-explicit-reshards`.
 
     Args:
@@ -102,7 +103,7 @@ def export_pipeline(
     dump_directory: str = "",
     dump_sharding_origins: bool = False,
     dump_propagation_edges: bool = False,
-    compat: Compat = None,
+    compat: Compat = "shardy",
 ) -> Passes:
     """`sdy-export-pipeline`: after propagation, up to explicit reshards, or up to a stage of partitioning.
 
@@ -213,6 +214,6 @@ PLAN_EXPORT = (
 """What makes a propagated module's shardings final."""
 
 
-def plan_import(compat: Compat = None) -> Passes:
+def plan_import(compat: Compat = "sdy_jax") -> Passes:
     """What prepares a module for propagation."""
     return _with_compat(_PLAN_IMPORT, compat)

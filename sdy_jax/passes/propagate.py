@@ -30,7 +30,7 @@ def _propagate(
     debug_sharding_origins: bool = False,
     debug_propagation_edge_sharding: bool = False,
     module_dump_directory: str = "",
-    compat: Literal["shardy"] | None = None,
+    compat: Literal["shardy", "sdy_jax"] = "shardy",
 ) -> None:
     """Propagates and erases dead ops.
 
@@ -44,7 +44,7 @@ def _propagate(
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops that have a rule. Otherwise only custom ones stay.
       debug_sharding_origins, debug_propagation_edge_sharding: write where each axis came from.
       module_dump_directory: accepted; nothing is written there.
-      compat: `"shardy"` propagates only through ops through which Shardy does.
+      compat: `"shardy"` propagates as Shardy does; `"sdy_jax"` also by rules that Shardy does not have.
     """
     synchronize_groups(module)
     graph = Graph(module)

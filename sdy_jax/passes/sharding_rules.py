@@ -17,19 +17,19 @@ RULE = "sdy.sharding_rule"
 
 
 def populate_op_sharding_rules(
-    module: ir.Operation, *, conservative_propagation: bool = False, compat: Literal["shardy"] | None = None
+    module: ir.Operation, *, conservative_propagation: bool = False, compat: Literal["shardy", "sdy_jax"] = "shardy"
 ) -> None:
     """Writes the rule of every op that has one and does not carry one yet.
 
     Args:
       module: a `builtin.module`, edited in place.
       conservative_propagation: leave out factors along which a result's shard is not one operand's shard.
-      compat: `"shardy"` has rules for exactly the ops that Shardy has rules for.
+      compat: `"shardy"` has the rules that Shardy has, `"sdy_jax"` also those that it does not have.
     """
     write_rules(Graph(module), conservative_propagation, compat)
 
 
-def write_rules(graph: Graph, conservative: bool, compat: str | None) -> None:
+def write_rules(graph: Graph, conservative: bool, compat: str) -> None:
     """Writes the rules of a graph's ops."""
     book = RuleBook(conservative, compat)
     rules = [(op, book.rule_of(op)) for op in graph.ops if RULE not in op.attributes]

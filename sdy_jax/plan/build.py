@@ -43,7 +43,7 @@ from sdy_jax.plan.sharding_display import report_shown
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 """Functions from a traced module to notes for its plan, registered by dialects."""
 
-_PROPAGATE = Pass("sdy-user-priority-propagate")
+_PROPAGATE = Pass("sdy-user-priority-propagate", compat="sdy_jax")
 
 
 def build_plan(name: str, program: Program, given: PlannedWith, source: str = "", *, is_trial: bool = False) -> Plan:

@@ -70,6 +70,14 @@ class Rules(SpecRule):
         """The specifications of an argument or a result; None (propagation decides) where there are no names."""
         return mapped(lambda leaf: self._of_leaf(leaf, None), tree, root)
 
+    def check_axes(self, names: Sequence[str], where: str) -> None:
+        for name, axis in ((name, axis) for name, axes in self.pairs for axis in _axes(axes)):
+            if axis not in names:
+                raise ShardingError(
+                    f"rules in {where}: {name!r} goes with the axis {axis!r}, which the mesh lacks; its axes are: "
+                    f"{', '.join(names)}"
+                )
+
     def __enter__(self) -> Rules:
         """Until the end of the block these are also the rules of the libraries that have such (flax, haliax), and are
         imported by then: inside of it, functions with `flax.linen.with_logical_constraint` are to be called first.
@@ -136,7 +144,8 @@ def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
             `flax.nnx`), it is one.
 
     Raises:
-        ShardingError: something that is no pair of a name and mesh axes.
+        ShardingError: something that is no pair of a name and mesh axes. A function with rules in its shardings raises
+            it where a rule says an axis that the mesh lacks, whether an array has that name or not.
 
     Example:
         >>> by_name = rules({"batch": "data", "mlp": "model"})

@@ -550,3 +550,32 @@ def test_of_several_meshes_inside_none_is_taken():
     both = sdy.partition(lambda x: jax.lax.with_sharding_constraint(constrained_inside(x), other))
     with pytest.raises(sdy.ShardingError, match="partition needs a mesh"):
         both(EIGHT)
+
+
+# Lowered where 64-bit types are enabled otherwise than where it was traced
+
+
+def counted(x, i):
+    """A loop that counts in as many bits as integers have, and changes a row of its result."""
+    return jax.lax.scan(lambda carry, row: (carry + row, row * i), x[0], x)
+
+
+def with_tangents(function):
+    return lambda x, i: jax.vmap(lambda y, j: jax.jvp(lambda z: function(z, j), (y,), (2 * y,)))(x, i)
+
+
+@pytest.mark.parametrize("transformed", [jax.vmap, with_tangents], ids=["vmap", "jvp"])
+@pytest.mark.parametrize("traced, lowered, dtype", [(True, False, "f4"), (True, False, "f8"), (False, True, "f4")])
+def test_functions_are_lowered_with_the_widths_that_they_were_traced_with(mesh, transformed, traced, lowered, dtype):
+    x, i = np.linspace(-1, 1, 192).reshape(3, 8, 8).astype(dtype), np.array([1, 5, 9], np.int32)
+    function = jax.jit(transformed(sdy.partition(counted, mesh=mesh, in_shardings=(P("data"), None))))
+    with jax.enable_x64(traced):
+        wanted = transformed(counted)(x, i)
+        trace = function.trace(x, i)
+    with jax.enable_x64(lowered):
+        program = trace.lower()
+    with jax.enable_x64(traced):
+        found = program.compile()(x, i)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5)

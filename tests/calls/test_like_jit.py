@@ -87,7 +87,7 @@ def what_is_not_donated_stays(jit, x):
 @row
 def a_donated_array_cannot_be_passed_again(jit, x):
     jit(add, donate_argnums=0)(x)
-    return jit(jnp.sin)(x)  # to the same function, whose call is warm, jaxlib 0.10 has the process crash
+    return jit(jnp.sin)(x)  # by jit, the same function would end the process with jaxlib 0.10 (test_donation.py)
 
 
 @row

@@ -86,6 +86,22 @@ def test_split_transforms(name, spec):
     assert not failure(sdy.partition(TRANSFORMS[name], mesh=mesh, in_shardings=spec, out_shardings=spec), x)
 
 
+COMPLEX = {
+    "step of a spectral method": lambda x: x + jnp.fft.ifft2(1j * jnp.fft.fft2(x)),
+    "product": lambda x: x + 2 * (x @ x.T[:, : x.shape[1]]),
+    "update": lambda x: [new := lax.dynamic_update_slice(x, x[:1] * 1j, (3, 0)), (new * x).sum()],
+}
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y")], ids=str)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_that_are_combined_with_arguments(name, spec):
+    """libtpu (0.0.51) compiles no constraint on the layout of such, as of float32."""
+    mesh = tpu_mesh(4, 4, names=("x", "y"))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.complex64)
+    assert not failure(sdy.partition(COMPLEX[name], mesh=mesh, in_shardings=spec), x)
+
+
 ORDERS = {
     "scans": lambda x: [f(x, 0, reverse=r) for r in (False, True) for f in (lax.cumprod, lax.cummax, lax.cumlogsumexp)],
     "approximately largest": lambda x: lax.approx_max_k(x, 5, reduction_dimension=0),

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 from jax.extend.mlir import ir, passmanager
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from random_programs import RandomProgram
 from sdy_oracle import run_passes
 from sharding_dump import dump, parse, run_oracle
@@ -292,8 +294,8 @@ def test_every_pass_with_every_option_is_read_back_from_its_text() -> None:
         assert eval(repr(each)) == each and hash(eval(repr(each))) == hash(each)
 
 
-@pytest.mark.parametrize("compat", ["shardy", None])
-def test_every_pipeline_is_read_back_from_its_text(compat: Literal["shardy"] | None) -> None:
+@pytest.mark.parametrize("compat", ["shardy", "sdy_jax"])
+def test_every_pipeline_is_read_back_from_its_text(compat: Literal["shardy", "sdy_jax"]) -> None:
     for pipeline in (
         import_pipeline(compat=compat),
         propagation_pipeline(dedup_functions_fully=True, compat=compat),
@@ -303,9 +305,9 @@ def test_every_pipeline_is_read_back_from_its_text(compat: Literal["shardy"] | N
         PLAN_EXPORT,
     ):
         assert passes.parse(_text(pipeline)) == pipeline
-    options = "{compat=shardy}" if compat else ""
-    assert passes.parse(f"propagation-pipeline{options}") == propagation_pipeline(compat=compat)
-    assert ("compat=shardy" in _text(propagation_pipeline(compat=compat))) == (compat is not None)
+    assert passes.parse(f"propagation-pipeline{{compat={compat}}}") == propagation_pipeline(compat=compat)
+    assert ("compat=sdy_jax" in _text(propagation_pipeline(compat=compat))) == (compat == "sdy_jax")
+    assert propagation_pipeline() == propagation_pipeline(compat="shardy")
 
 
 def test_a_pass_says_its_options_in_the_order_of_its_documentation() -> None:
@@ -322,7 +324,11 @@ def test_a_pass_says_its_options_in_the_order_of_its_documentation() -> None:
     [
         ("basic-propagate", {"keep_sharding_rules": 1}, "keep-sharding-rules .* cannot be 1; it may be true or false"),
         ("basic-propagate", {"keep_sharding_rules": "true"}, "cannot be 'true'; it may be true or false"),
-        ("basic-propagate", {"compat": "xla"}, "compat of pass sdy-basic-propagate cannot be 'xla'; it may be shardy"),
+        (
+            "basic-propagate",
+            {"compat": "xla"},
+            "compat of pass sdy-basic-propagate cannot be 'xla'; it may be shardy or sdy_jax",
+        ),
         ("save-module", {"directory": Path("x")}, "directory .* cannot be .*Path.*; it may be any text"),
         ("save-module", {"name": "{'\""}, "cannot be .*; it may be any text"),
         ("cse", {"foo_bar": True}, "pass cse has no option 'foo-bar'; it has none"),
@@ -394,7 +400,7 @@ def test_an_unknown_option_is_an_error_that_names_the_known_ones() -> None:
     [
         ("aggressive-propagate{propagation-strategy=fast}", "aggressive or basic or basic-then-aggressive"),
         ("basic-propagate{keep-sharding-rules=1}", "true or false"),
-        ("import-pipeline{compat=xla}", "shardy"),
+        ("import-pipeline{compat=xla}", "shardy or sdy_jax"),
     ],
 )
 def test_an_option_with_a_value_that_it_cannot_have_is_an_error(step: str, allowed: str) -> None:
@@ -532,6 +538,34 @@ def test_propagation_keeps_rules_where_it_is_asked_to(keep: str) -> None:
         run_oracle(expected, f"sdy-aggressive-propagate{{keep-sharding-rules={keep}}}")
         module = ours(text, f"sdy-aggressive-propagate{{keep-sharding-rules={keep} compat=shardy}}")
         assert _without_meshes(module) == _without_meshes(expected), text
+
+
+BEYOND_SHARDY = """
+  sdy.mesh @mesh = <["a"=2, "b"=2]>
+  func.func @main(%x: tensor<8x4x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}, {}]>},
+                  %y: tensor<8x4x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {"b"}]>}) -> tensor<8x4x6xf32> {
+    %0:2 = stablehlo.custom_call @lapack_spotrf_ffi(%x) : (tensor<8x4x4xf32>) -> (tensor<8x4x4xf32>, tensor<8xi32>)
+    %1 = "stablehlo.triangular_solve"(%0#0, %y) {left_side = true, lower = true, unit_diagonal = false,
+      transpose_a = #stablehlo<transpose NO_TRANSPOSE>} : (tensor<8x4x4xf32>, tensor<8x4x6xf32>) -> tensor<8x4x6xf32>
+    return %1 : tensor<8x4x6xf32>
+  }"""
+"""Shardy has no rule for the call, and keeps the columns of linear systems whole."""
+
+
+@pytest.mark.parametrize("pipeline", ["basic-propagate", "user-priority-propagate", "propagation-pipeline"])
+def test_passes_with_shardys_names_give_what_shardys_passes_give(pipeline: str) -> None:
+    expected = parse(BEYOND_SHARDY)
+    run_oracle(expected, f"sdy-{pipeline}")
+    assert plain(ours(BEYOND_SHARDY, f"sdy-{pipeline}")) == plain(expected)
+    assert plain(ours(BEYOND_SHARDY, f"sdy-{pipeline}{{compat=shardy}}")) == plain(expected)
+    assert plain(ours(BEYOND_SHARDY, f"sdy-{pipeline}{{compat=sdy_jax}}")) != plain(expected)
+
+
+def test_plans_propagate_by_rules_that_shardy_does_not_have() -> None:
+    mesh = jax.make_mesh((2, 4), ("a", "b"), (AxisType.Auto,) * 2)
+    f = sdy.partition(lambda x: jax.lax.linalg.cholesky(x), mesh=mesh, in_shardings=P("a"), layouts="propagated")
+    plan = f.plan(jax.ShapeDtypeStruct((8, 4, 4), "float32"))
+    assert plan.results[0].type == "f32[8@a,4,4]" and not plan.collectives
 
 
 def _without_meshes(module: ir.Module) -> str:

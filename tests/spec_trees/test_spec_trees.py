@@ -199,10 +199,16 @@ def test_wrong_rules_and_names_are_refused(wrong: Any, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_an_axis_that_the_mesh_lacks_is_reported_with_the_argument(mesh: Any) -> None:
-    step = sdy.partition(model, mesh=mesh, in_shardings=(sdy.rules({"mlp": "tensor"}), None))
-    with pytest.raises(ShardingError, match=r"params\['down'\]\['kernel'\].* names the axis 'tensor'.*data, model"):
+@pytest.mark.parametrize("where", ["in_shardings", "out_shardings"])
+@pytest.mark.parametrize("name", ["mlp", "nobody"])
+def test_an_axis_that_the_mesh_lacks_is_reported_with_its_rule(mesh: Any, where: str, name: str) -> None:
+    rules = sdy.rules([("embed", ("data", "model")), (name, ("model", "tensor"))])
+    step = sdy.partition(model, mesh=mesh, **{where: {"params": rules} if where == "in_shardings" else rules})
+    text = rf"rules in {where}: '{name}' goes with the axis 'tensor', which the mesh lacks; its axes are: data, model"
+    with pytest.raises(ShardingError, match=text):
         step(boxed(), X)
+    with pytest.raises(ShardingError, match=text):
+        sdy.partition(lambda params, x: step(params, x), mesh=mesh)(boxed(), X)
 
 
 def test_a_bare_tuple_of_names_is_refused_with_what_would_do(mesh: Any) -> None:

@@ -130,6 +130,13 @@ def test_a_matrix_that_is_not_positive_is_found_in_any_block(row):
     assert found
 
 
+@pytest.mark.usefixtures("work_is_expensive")
+@pytest.mark.parametrize("make", [complex_, *rarely(normal)])
+def test_above_the_diagonal_a_factored_matrix_stays_as_it_is(make):
+    x = positive(make(13, 13)) + jnp.triu(make(13, 13), 1)
+    check_inside(lambda x: lax.linalg.cholesky_p.bind(split(x, "x")), x, sent_by=CALL, rtol=1e-4)
+
+
 CHOLESKY = """
 func.func @main(%a: tensor<2x16x16xf32>) -> tensor<2x16x16xf32> {{
   %0 = stablehlo.cholesky %a, lower = {lower} : tensor<2x16x16xf32>

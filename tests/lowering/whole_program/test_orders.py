@@ -242,6 +242,22 @@ def test_approximate_top_k_sends_candidates(search, size):
         assert " for stablehlo.custom_call" in str(plan.table("collectives"))
 
 
+def test_of_equal_elements_approximate_top_k_takes_the_first():
+    x = integers(1001) % 50
+    plan = check_inside(lambda x: lax.approx_max_k(split(x.astype(jnp.float32), "x"), 20), x)
+    assert " for stablehlo.custom_call" in str(plan.table("collectives"))
+
+
+@pytest.mark.parametrize("search, dtype", [(lax.approx_max_k, jnp.bfloat16), (lax.approx_min_k, jnp.float32)])
+def test_where_it_takes_any_they_are_at_the_indices_that_it_says(search, dtype):
+    """XLA's sort, by which it looks for these, is not stable: which ones jit takes depends on the array's length."""
+    x = (integers(1000) % 50).astype(dtype)
+    values, indices = sdy.partition(lambda x: search(x, 20), mesh=LINE, in_shardings=P("x"))(x)
+    np.testing.assert_array_equal(values, search(x, 20)[0])
+    np.testing.assert_array_equal(values, x[indices])
+    assert len(set(indices.tolist())) == 20
+
+
 def test_all_elements_by_approximate_top_k_come_in_their_order():
     x = normal(8, 2)
     for aggregate in (True, False):
