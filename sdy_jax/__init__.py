@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
+    from sdy_jax.pipeline.pipeline import pipeline
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
     from sdy_jax.plan.record.record import PlanRecord
@@ -110,6 +111,7 @@ __all__ = [
     "named_computation",
     "partition",
     "passes",
+    "pipeline",
     "propagation_barrier",
     "reduce_scatter",
     "replicated_to_unreduced",
@@ -169,6 +171,7 @@ _MODULES = {
     ),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.costs.cost_model": ("CostModel",),
+    "sdy_jax.pipeline.pipeline": ("pipeline",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.warn": ("PartitionWarning",),
     "sdy_jax.plan.record.files": ("load_plan",),
