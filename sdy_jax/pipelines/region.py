@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.site import current_mesh
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.jax_internals.contexts import context_mesh
 from sdy_jax.representation.named import mesh_from_jax
 
@@ -58,6 +58,7 @@ def region_of(axis: str, mesh: Any) -> Region:
 
     Raises:
         ShardingError: there is no mesh, it has no such axis, or the code around is manual on it.
+        UnsupportedError: it has Explicit axes.
     """
     partition, around = current_mesh(), jax.sharding.get_abstract_mesh()
     if mesh is not None and partition is not None and mesh_from_jax(mesh) != partition:
@@ -71,8 +72,16 @@ def region_of(axis: str, mesh: Any) -> Region:
     manual = set(map(str, known.manual_axes)) if known is around else set()
     if axis in manual:
         raise ShardingError(f"pipeline: axis is {axis!r}, on which the code around is manual")
+    if jax.sharding.AxisType.Explicit in known.axis_types:
+        raise UnsupportedError(_EXPLICIT)
     free = [size for name, size in known.shape.items() if name not in (axis, *manual)]
     return Region(None if known is around else mesh, axis, known.shape[axis], all(size == 1 for size in free))
+
+
+_EXPLICIT = (
+    "pipeline: the mesh has Explicit axes; to fix: call pipeline in a function under jax.sharding.auto_axes, with all "
+    "arrays that it reads as arguments, those of the layer too"
+)
 
 
 def _check_axis(axis: Any, mesh: Any) -> None:

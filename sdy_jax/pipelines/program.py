@@ -13,12 +13,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from sdy_jax.pipeline.executor import Executor, Head, State, columns_of
-from sdy_jax.pipeline.group_passes import Grouping, inexact
-from sdy_jax.pipeline.layer_passes import Inputs, LayerPasses, Leaves, is_inexact
-from sdy_jax.pipeline.region import Region
-from sdy_jax.pipeline.schedules import Kind, Table
-from sdy_jax.pipeline.slots import Slots
+from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
+from sdy_jax.pipelines.group_passes import Grouping, inexact
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, is_inexact
+from sdy_jax.pipelines.region import Region
+from sdy_jax.pipelines.schedules import Kind, Table
+from sdy_jax.pipelines.slots import Slots
 
 
 class Values(NamedTuple):

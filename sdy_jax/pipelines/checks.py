@@ -58,7 +58,7 @@ def check_microbatches(microbatches: Any, batch: int, path: str) -> None:
         raise ArgumentError(f"pipeline: microbatches is {microbatches!r}; expected a positive integer")
     if batch % microbatches:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-        near = sorted(sorted(divisors, key=lambda n: abs(n - microbatches))[:2])
+        near = [*[n for n in divisors if n < microbatches][-1:], *[n for n in divisors if n > microbatches][:1]]
         raise ArgumentError(
             f"pipeline: the batch of {batch} in `{path}` does not divide into {microbatches} microbatches; "
             f"to fix: microbatches={' or '.join(map(str, near))}"

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.pipeline.group_passes import Cell, Grouping, GroupPasses, at, inexact, sum_of
-from sdy_jax.pipeline.layer_passes import Inputs, LayerPasses, Leaves
-from sdy_jax.pipeline.schedules import Kind, Table, Trip
-from sdy_jax.pipeline.slots import Slots
+from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses, at, inexact, sum_of
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves
+from sdy_jax.pipelines.schedules import Kind, Table, Trip
+from sdy_jax.pipelines.slots import Slots
 
 State = dict[str, Any]
 """What goes from trip to trip, by name; what a run does not ask for is not there:

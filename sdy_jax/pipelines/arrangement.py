@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sdy_jax.pipeline.group_passes import Grouping
+from sdy_jax.pipelines.group_passes import Grouping
 
 
 def cut(x: Any, microbatches: int) -> Any:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from sdy_jax.pipeline.jaxprs import Cut, dependent, evaluate, inlined, needed
+from sdy_jax.pipelines.jaxprs import Cut, dependent, evaluate, inlined, needed
 
 Leaves = list[Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.pipeline.arrangement import cut, grouped, joined, ungrouped
-from sdy_jax.pipeline.checks import check_microbatches, check_same_length, leaves_of, rounds_of
-from sdy_jax.pipeline.group_passes import Grouping
-from sdy_jax.pipeline.program import Program, Values
-from sdy_jax.pipeline.region import region_of
-from sdy_jax.pipeline.schedules import schedule_table
-from sdy_jax.pipeline.user_functions import strong, trace_layer, trace_loss
+from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
+from sdy_jax.pipelines.checks import check_microbatches, check_same_length, leaves_of, rounds_of
+from sdy_jax.pipelines.group_passes import Grouping
+from sdy_jax.pipelines.program import Program, Values
+from sdy_jax.pipelines.region import region_of
+from sdy_jax.pipelines.schedules import schedule_table
+from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
 
 
 def pipeline(
@@ -39,7 +39,7 @@ def pipeline(
     Values and derivatives are those of the scan, up to the order of floating-point sums, for layers that treat the
     rows of a batch alike. It works in `jax.jit`, in `sdy.partition`, under `jax.grad` and the like, on Auto axes;
     inside of a stage other axes are partitioned as elsewhere. What the layer closes over is differentiated too, and
-    may be traced.
+    may be traced. Forward-mode derivatives (`jax.jvp`) there are none.
 
     Stages run in lockstep, trip by trip, and send activations forward and cotangents back along the axis, each beside
     the other's computing. With `S` stages, `M` microbatches and `R` rounds, a stage waits for:
@@ -87,7 +87,7 @@ def pipeline(
         ShardingError: there is no mesh or no such axis, or the code around is manual on it.
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
             divide; a layer that changes the types of activations; a loss that is no number.
-        UnsupportedError: `has_aux` with `loss`.
+        UnsupportedError: `has_aux` with `loss`; a mesh with Explicit axes.
 
     Example:
         >>> mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -95,12 +95,12 @@ def pipeline(
         >>> pipeline(lambda w, x: jax.numpy.tanh(x @ w), weights, x, microbatches=4, mesh=mesh).shape
         (32, 16)
     """
+    _check_batch(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
     table = schedule_table(schedule, region.stages, microbatches, rounds)
     layers = check_same_length(leaves_of(weights, "weights"), "the number of layers")
     groups = region.stages * rounds
     grouping = Grouping(layers, -(-layers // groups), groups)
-    _check_batch(x, extra, targets, microbatches)
     if loss is not None and has_aux:
         raise UnsupportedError(_AUX_BESIDE_LOSS)
     parts = partial(jax.tree.map, lambda leaf: cut(strong(leaf), microbatches))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.pipeline.layer_passes import Inputs, LayerPasses, Leaves, is_inexact
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, is_inexact
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from sdy_jax.errors import ArgumentError
 from sdy_jax.pipeline import schedules
-from sdy_jax.pipeline.schedules import SCHEDULES, Kind, Table, schedule_table
-from sdy_jax.pipeline.slots import Slots
+from sdy_jax.pipelines.schedules import SCHEDULES, Kind, Table, schedule_table
+from sdy_jax.pipelines.slots import Slots
 
 SIZES = [*itertools.product(range(1, 7), range(1, 14), range(1, 4))]
 """Stages, microbatches, rounds."""

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.errors import ArgumentError
-from sdy_jax.pipeline.checks import check_loss, check_same_types
-from sdy_jax.pipeline.region import Region
+from sdy_jax.pipelines.checks import check_loss, check_same_types
+from sdy_jax.pipelines.region import Region
 
 
 @dataclass(frozen=True)
