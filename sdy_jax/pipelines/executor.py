@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses, at, inexact, sum_of
-from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves
+from sdy_jax.pipelines.buffers import added, at, put, stacked, sum_of
+from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
 from sdy_jax.pipelines.schedules import Kind, Table, Trip
 from sdy_jax.pipelines.slots import Slots
 
@@ -100,12 +101,9 @@ class Executor:
         """A forward row."""
         is_first = cell.group == 0
         x = [jnp.where(is_first, at(b, cell.microbatch), up) for b, up in zip(self.batch, state["up"], strict=True)]
-        y, aux, kept = self._guarded(cell.active, lambda x: self._group.forward(cell, x), x)
-        changes: State = {"up": self._sent(y, 1)}
-        if "kept" in state:
-            changes["kept"] = put(state["kept"], kept, cell.active, cell.kept)
-        if "aux" in state:
-            changes["aux"] = put(state["aux"], aux, cell.active, cell.round, cell.microbatch)
+        run = partial(self._group.forward, cell)
+        y, aux, kept = self._guarded(cell.active, run, x, state.get("aux", []), state.get("kept", []))
+        changes: State = {"up": self._sent(y, 1), "aux": aux, "kept": kept}
         is_last = self._is_last(cell)
         if "outs" in state:
             changes["outs"] = put(state["outs"], y, is_last, cell.microbatch)
@@ -113,33 +111,32 @@ class Executor:
             changes["results"] = put(state["results"], y, is_last, cell.result)
         elif "loss" in state:
             changes["loss"] = self._with_loss(state, is_last, self._loss(cell, y))
-        return changes
+        return {name: changes[name] for name in changes if name in state}
 
     def backward(self, state: State, cell: Cell) -> State:
         """A backward row."""
         changes, ends = self._turned(state, cell)
         y = [jnp.where(self._is_last(cell), end, down) for end, down in zip(ends, state["down"], strict=True)]
-        aux = [at(at(leaf, cell.round), cell.microbatch) for leaf in self.aux_cotangents]
-        kept = [at(leaf, cell.read) for leaf in state["kept"]]
-        run = self._group.backward_alone if "deferred" in state else self._group.backward
-        x, found = self._guarded(cell.active, lambda *given: run(cell, *given), kept, y, aux)
-        if "deferred" in state:
-            changes["deferred"] = put(state["deferred"], found, cell.active, cell.kept)
-        else:
-            changes |= self._summed(state, cell, found)
+        kind = "deferred" if "deferred" in state else "inputs"
+        run = partial(self._group.backward_alone if "deferred" in state else self._group.backward, cell)
+        x, found = self._guarded(cell.active, run, y, state[kind], state["kept"], self.aux_cotangents)
         is_first = (cell.group == 0) & cell.active
-        return changes | {"down": x, "x": put(state["x"], x, is_first, cell.microbatch)}
+        return changes | {kind: found, "down": x, "x": put(state["x"], x, is_first, cell.microbatch)}
 
     def weights(self, state: State, cell: Cell) -> State:
         """A row of gradients of weights."""
-        deferred = [at(leaf, cell.read) for leaf in state["deferred"]]
-        found = self._guarded(cell.active, lambda given: self._group.weights(cell, given), deferred)
-        return self._summed(state, cell, found)
+
+        def run(sums: Inputs, deferred: Leaves) -> tuple[Inputs]:
+            return (self._group.weights(cell, sums, deferred),)
+
+        return {"inputs": self._guarded(cell.active, run, state["inputs"], state["deferred"])[0]}
 
     def _guarded(self, active: Any, run: Callable[..., Any], *given: Any) -> Any:
+        """What `run` makes of the first arguments, as many as it returns; where a stage skips it, these."""
         if not self.skips:
             return run(*given)
-        return lax.cond(active, run, lambda *_: zeros(jax.eval_shape(run, *given)), *given)
+        count = len(jax.eval_shape(run, *given))
+        return lax.cond(active, lambda *given: tuple(run(*given)), lambda *given: given[:count], *given)
 
     def _sent(self, leaves: Leaves, step: int) -> Leaves:
         """What the stage before (or, with -1, after) has, in a ring where there are several rounds."""
@@ -156,18 +153,15 @@ class Executor:
         if self.head is None:
             return {}, [at(leaf, cell.microbatch) for leaf in self.cotangents]
         is_last, y = self._is_last(cell), [at(leaf, cell.result) for leaf in state["results"]]
-        loss, ends, found = self._guarded(is_last, lambda y: self._loss_and_cotangents(cell, y), y)
+        if self.skips:
+            none = zeros(jax.eval_shape(partial(self._loss_and_cotangents, cell), y))
+            loss, ends, found = lax.cond(is_last, partial(self._loss_and_cotangents, cell), lambda _: none, y)
+        else:
+            loss, ends, found = self._loss_and_cotangents(cell, y)
         sums = state["loss_inputs"]
-        changes = {
-            "loss": self._with_loss(state, is_last, loss),
-            "loss_inputs": Inputs(
-                added(sums.constants, found.constants, is_last),
-                [],
-                put(sums.extra, found.extra, is_last, cell.microbatch),
-                [],
-            ),
-        }
-        return changes, ends
+        constants = added(sums.constants, found.constants, is_last)
+        extra = put(sums.extra, found.extra, is_last, cell.microbatch)
+        return {"loss": self._with_loss(state, is_last, loss), "loss_inputs": Inputs(constants, [], extra, [])}, ends
 
     def _with_loss(self, state: State, is_last: Any, value: Any) -> Any:
         """The mean so far."""
@@ -189,13 +183,6 @@ class Executor:
         (value,), kept = self.head.passes.forward(y, inputs)
         ends, found = self.head.passes.backward(inputs, kept, [jnp.full_like(value, self.table.share)])
         return value, ends, found
-
-    def _summed(self, state: State, cell: Cell, found: Inputs) -> State:
-        sums = state["inputs"]
-        constants = added(sums.constants, found.constants, cell.active)
-        weights = added(sums.weights, found.weights, cell.active, cell.round)
-        extra = added(sums.extra, found.extra, cell.active, cell.microbatch)
-        return {"inputs": Inputs(constants, weights, extra, [])}
 
     def _no_up(self) -> Leaves:
         return [jnp.zeros_like(leaf[0]) for leaf in self.batch]
@@ -225,22 +212,28 @@ class Executor:
         given = self.head.given.inexact()
         return Inputs(list(map(sum_of, given.constants)), [], list(map(jnp.zeros_like, given.extra)), [])
 
-    def _shapes(self) -> tuple[Leaves, Leaves, Leaves]:
-        """Types of a group's results, its auxiliary ones, and what it keeps."""
-        y, aux, kept = jax.eval_shape(lambda: self._group.forward(_SOME_CELL, self._no_up()))
-        return y, aux, kept
+    def _one_layer(self) -> tuple[Leaves, Inputs]:
+        """Activations and inputs of some layer."""
+        given = self.given
+        return self._no_up(), Inputs(
+            given.constants, [w[0, 0] for w in given.weights], [e[0] for e in given.extra], given.key
+        )
 
     def _no_kept(self) -> Leaves:
-        return stacked(self._shapes()[2], self.slots.kept[Kind.FORWARD])
+        types = jax.eval_shape(lambda: self.passes.forward(*self._one_layer())[1])
+        return stacked(types, self.slots.kept[Kind.FORWARD], self.grouping.depth)
 
     def _no_aux(self) -> Leaves:
-        return stacked(stacked(self._shapes()[1], self.table.microbatches), self.table.rounds)
+        types = self.passes.outs[len(self.batch) :]
+        return stacked(types, self.table.rounds, self.table.microbatches, self.grouping.depth)
 
     def _no_deferred(self) -> Leaves:
-        kept = zeros(self._shapes()[2])
-        aux = [zeros(leaf[0, 0]) for leaf in self.aux_cotangents]
-        found = jax.eval_shape(lambda: self._group.backward_alone(_SOME_CELL, kept, self._no_down(), aux)[1])
-        return stacked(found, self.slots.kept[Kind.BACKWARD])
+        def deferred() -> Leaves:
+            x, inputs = self._one_layer()
+            outs, kept = self.passes.forward(x, inputs)
+            return self.passes.backward_alone(inputs, kept, inexact(outs))[1]
+
+        return stacked(jax.eval_shape(deferred), self.slots.kept[Kind.BACKWARD], self.grouping.depth)
 
 
 _ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
@@ -248,8 +241,6 @@ _ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
     Kind.BACKWARD: Executor.backward,
     Kind.WEIGHTS: Executor.weights,
 }
-
-_SOME_CELL = Cell(np.bool_(True), *[np.int32(0)] * 6)
 
 
 def columns_of(slots: Slots, table: Table, part: Table) -> list[np.ndarray[Any, Any]]:
@@ -265,28 +256,3 @@ def columns_of(slots: Slots, table: Table, part: Table) -> list[np.ndarray[Any, 
 def zeros(types: Any) -> Any:
     """Zeros of some types."""
     return jax.tree.map(jnp.zeros_like, types)
-
-
-def stacked(types: Sequence[Any], count: int) -> Leaves:
-    """Zeros for `count` of each type."""
-    return [jnp.zeros((count, *each.shape), each.dtype) for each in types]
-
-
-def put(buffers: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
-    """Buffers with values at a place, where they are meant."""
-    found = []
-    for buffer, value in zip(buffers, values, strict=True):
-        starts: Any = (*(jnp.maximum(index, 0) for index in place), *[np.int32(0)] * value.ndim)
-        block = (1,) * len(place) + value.shape
-        new = jnp.where(is_meant, value.reshape(block), lax.dynamic_slice(buffer, starts, block))
-        found.append(lax.dynamic_update_slice(buffer, new, starts))
-    return found
-
-
-def added(sums: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
-    """Sums with values added, at a place of them if one is given, where they are meant."""
-    found = []
-    for total, value in zip(sums, values, strict=True):
-        value = jnp.where(is_meant, value, 0).astype(total.dtype)
-        found.append(total.at[place].add(value) if place and total.shape[0] > 1 else total + value.reshape(total.shape))
-    return found

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, is_inexact
+from sdy_jax.pipelines.buffers import added, at, put
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves
+
+Carry = TypeVar("Carry")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Grouping:
 class GroupPasses:
     """The passes of a group.
 
+    What is read and written of each layer is a part of a buffer that the loop over the layers carries, so that no pass
+    stacks what another takes apart.
+
     Args:
         passes: those of a layer.
         grouping: the layers of a group.
@@ -53,95 +60,89 @@ class GroupPasses:
     def __init__(self, passes: LayerPasses, grouping: Grouping, given: Inputs):
         self._passes, self._grouping, self._given = passes, grouping, given
 
-    def forward(self, cell: Cell, x: Leaves) -> tuple[Leaves, Leaves, Leaves]:
-        """The activations, auxiliary results and what is kept, the latter two of each layer."""
+    def forward(self, cell: Cell, x: Leaves, aux: Leaves, kept: Leaves) -> tuple[Leaves, Leaves, Leaves]:
+        """The activations, and buffers with auxiliary results, by round, microbatch and layer, and with what is kept,
+        by slot and layer. Neither is written where there are no buffers."""
 
-        def step(x: Leaves, xs: tuple[Leaves, Any]) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-            outs, kept = self._passes.forward(x, self._inputs(cell, *xs))
-            return self._chosen(xs[1], outs[: len(x)], x), (outs[len(x) :], kept)
+        def step(carry: tuple[Leaves, Leaves, Leaves], depth: Any) -> tuple[Leaves, Leaves, Leaves]:
+            x, aux, kept = carry
+            outs, new = self._passes.forward(x, self._inputs(cell, depth))
+            is_meant = self._is_meant(cell, depth)
+            aux = put(aux, outs[len(x) :] if aux else [], is_meant, cell.round, cell.microbatch, depth)
+            kept = put(kept, new if kept else [], is_meant, cell.kept, depth)
+            return self._chosen(cell, depth, outs[: len(x)], x), aux, kept
 
-        y, (aux, kept) = lax.scan(step, x, (self._weights(cell), self._layers(cell)))
-        return y, aux, kept
+        return self._through(step, (x, aux, kept), False)
 
-    def backward(self, cell: Cell, kept: Leaves, y: Leaves, aux: Leaves) -> tuple[Leaves, Inputs]:
-        """Cotangents of the activations, and of the inputs: sums over the layers, of weights each layer's."""
+    def backward(self, cell: Cell, y: Leaves, sums: Inputs, kept: Leaves, aux: Leaves) -> tuple[Leaves, Inputs]:
+        """Cotangents of the activations, and sums with those of the inputs added."""
 
-        def step(carry: tuple[Leaves, Inputs], xs: Any) -> tuple[tuple[Leaves, Inputs], Leaves]:
-            (y, sums), (weights, layer, kept, aux) = carry, xs
-            x, found = self._passes.backward(self._inputs(cell, weights, layer), kept, [*y, *aux])
-            sums, found_weights = self._added(layer, sums, found)
-            return (self._chosen(layer, x, y), sums), found_weights
+        def step(carry: tuple[Leaves, Inputs], depth: Any) -> tuple[Leaves, Inputs]:
+            (y, sums), inputs = carry, self._inputs(cell, depth)
+            x, found = self._passes.backward(inputs, *self._read(cell, depth, y, kept, aux))
+            return self._chosen(cell, depth, x, y), self._added(cell, depth, sums, found)
 
-        xs = self._weights(cell), self._layers(cell), kept, aux
-        (x, sums), weights = lax.scan(step, (y, self._zeros()), xs, reverse=True)
-        return x, Inputs(sums.constants, weights, sums.extra, [])
+        return self._through(step, (y, sums), True)
 
-    def backward_alone(self, cell: Cell, kept: Leaves, y: Leaves, aux: Leaves) -> tuple[Leaves, Leaves]:
-        """Cotangents of the activations, and what `weights` reads of each layer."""
+    def backward_alone(
+        self, cell: Cell, y: Leaves, deferred: Leaves, kept: Leaves, aux: Leaves
+    ) -> tuple[Leaves, Leaves]:
+        """Cotangents of the activations, and buffers with what `weights` reads, by slot and layer."""
 
-        def step(y: Leaves, xs: Any) -> tuple[Leaves, Leaves]:
-            weights, layer, kept, aux = xs
-            x, deferred = self._passes.backward_alone(self._inputs(cell, weights, layer), kept, [*y, *aux])
-            return self._chosen(layer, x, y), deferred
+        def step(carry: tuple[Leaves, Leaves], depth: Any) -> tuple[Leaves, Leaves]:
+            (y, deferred), inputs = carry, self._inputs(cell, depth)
+            x, new = self._passes.backward_alone(inputs, *self._read(cell, depth, y, kept, aux))
+            deferred = put(deferred, new, self._is_meant(cell, depth), cell.kept, depth)
+            return self._chosen(cell, depth, x, y), deferred
 
-        xs = self._weights(cell), self._layers(cell), kept, aux
-        return lax.scan(step, y, xs, reverse=True)  # type: ignore[no-any-return]
+        return self._through(step, (y, deferred), True)
 
-    def weights(self, cell: Cell, deferred: Leaves) -> Inputs:
-        """Cotangents of the inputs, as `backward` gives them."""
+    def weights(self, cell: Cell, sums: Inputs, deferred: Leaves) -> Inputs:
+        """Sums with the cotangents of the inputs added."""
 
-        def step(sums: Inputs, xs: Any) -> tuple[Inputs, Leaves]:
-            weights, layer, deferred = xs
-            return self._added(layer, sums, self._passes.weights(self._inputs(cell, weights, layer), deferred))
+        def step(sums: Inputs, depth: Any) -> Inputs:
+            parts = [at(leaf, cell.read, depth) for leaf in deferred]
+            return self._added(cell, depth, sums, self._passes.weights(self._inputs(cell, depth), parts))
 
-        sums, weights = lax.scan(step, self._zeros(), (self._weights(cell), self._layers(cell), deferred), reverse=True)
-        return Inputs(sums.constants, weights, sums.extra, [])
+        return self._through(step, sums, True)
 
-    def _weights(self, cell: Cell) -> Leaves:
-        return [at(w, cell.round) for w in self._given.weights]
+    def _through(self, step: Callable[[Carry, Any], Carry], carry: Carry, reverse: bool) -> Carry:
+        depths = jnp.arange(self._grouping.depth, dtype=jnp.int32)
+        carry, _ = lax.scan(lambda carry, depth: (step(carry, depth), None), carry, depths, reverse=reverse)
+        return carry
 
-    def _layers(self, cell: Cell) -> Any:
-        return cell.group * self._grouping.depth + jnp.arange(self._grouping.depth)
+    def _read(self, cell: Cell, depth: Any, y: Leaves, kept: Leaves, aux: Leaves) -> tuple[Leaves, Leaves]:
+        """What was kept of a layer, and the cotangents of its results."""
+        ends = [at(leaf, cell.round, cell.microbatch, depth) for leaf in aux]
+        return [at(leaf, cell.read, depth) for leaf in kept], [*y, *ends]
 
-    def _inputs(self, cell: Cell, weights: Leaves, layer: Any) -> Inputs:
+    def _layer(self, cell: Cell, depth: Any) -> Any:
+        return cell.group * self._grouping.depth + depth
+
+    def _inputs(self, cell: Cell, depth: Any) -> Inputs:
+        weights = [at(leaf, cell.round, depth) for leaf in self._given.weights]
         extra = [at(leaf, cell.microbatch) for leaf in self._given.extra]
-        fold = jax.random.fold_in
+        layer, fold = self._layer(cell, depth), jax.random.fold_in
         key = [fold(fold(key, layer), cell.microbatch) for key in self._given.key]
         return Inputs(self._given.constants, weights, extra, key)
 
-    def _chosen(self, layer: Any, new: Leaves, old: Leaves) -> Leaves:
+    @property
+    def _is_full(self) -> bool:
+        return self._grouping.layers == self._grouping.depth * self._grouping.groups
+
+    def _is_meant(self, cell: Cell, depth: Any) -> Any:
+        """Whether the stage does anything, and there is such a layer."""
+        return cell.active if self._is_full else cell.active & (self._layer(cell, depth) < self._grouping.layers)
+
+    def _chosen(self, cell: Cell, depth: Any, new: Leaves, old: Leaves) -> Leaves:
         """What a layer makes, or what it was given where there is no such layer."""
-        if self._grouping.layers == self._grouping.depth * self._grouping.groups:
+        if self._is_full:
             return new
-        return [jnp.where(layer < self._grouping.layers, x, y) for x, y in zip(new, old, strict=True)]
+        exists = self._layer(cell, depth) < self._grouping.layers
+        return [jnp.where(exists, x, y) for x, y in zip(new, old, strict=True)]
 
-    def _added(self, layer: Any, sums: Inputs, found: Inputs) -> tuple[Inputs, Leaves]:
-        """Sums with what a layer adds, and its weights' cotangents."""
-
-        def plus(sums: Leaves, found: Leaves) -> Leaves:
-            added = [total + each.astype(total.dtype) for total, each in zip(sums, found, strict=True)]
-            return self._chosen(layer, added, sums)
-
-        none = [jnp.zeros_like(each) for each in found.weights]
-        weights = self._chosen(layer, found.weights, none)
-        return Inputs(plus(sums.constants, found.constants), [], plus(sums.extra, found.extra), []), weights
-
-    def _zeros(self) -> Inputs:
-        given = self._given.inexact()
-        return Inputs(list(map(sum_of, given.constants)), [], [sum_of(leaf[0]) for leaf in given.extra], [])
-
-
-def at(stack: Any, index: Any) -> Any:
-    """One part of a stack."""
-    return stack[0] if stack.shape[0] == 1 else lax.dynamic_index_in_dim(stack, index, keepdims=False)
-
-
-def sum_of(x: Any) -> Any:
-    """Zeros to sum many arrays like `x` in: of types of 16 bits or fewer each sum would round what is added."""
-    narrow = x.dtype.itemsize < jnp.dtype(jnp.float32).itemsize
-    return jnp.zeros_like(x, dtype=jnp.float32 if narrow else x.dtype)
-
-
-def inexact(leaves: Leaves) -> Leaves:
-    """Those that have derivatives."""
-    return list(filter(is_inexact, leaves))
+    def _added(self, cell: Cell, depth: Any, sums: Inputs, found: Inputs) -> Inputs:
+        is_meant = self._is_meant(cell, depth)
+        constants = added(sums.constants, found.constants, is_meant)
+        weights = added(sums.weights, found.weights, is_meant, cell.round, depth)
+        return Inputs(constants, weights, added(sums.extra, found.extra, is_meant, cell.microbatch), [])

@@ -52,6 +52,11 @@ def is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
+def inexact(leaves: Leaves) -> Leaves:
+    """Those that have derivatives."""
+    return list(filter(is_inexact, leaves))
+
+
 class LayerPasses:
     """The passes of a layer, traced once.
 

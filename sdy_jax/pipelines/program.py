@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
-from sdy_jax.pipelines.group_passes import Grouping, inexact
-from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, is_inexact
+from sdy_jax.pipelines.group_passes import Grouping
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact, is_inexact
 from sdy_jax.pipelines.region import Region
 from sdy_jax.pipelines.schedules import Kind, Table
 from sdy_jax.pipelines.slots import Slots

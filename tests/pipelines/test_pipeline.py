@@ -139,7 +139,7 @@ def test_1f1b_holds_no_more_for_more_microbatches() -> None:
     growth = {name: temporaries(name, 32) - temporaries(name, 8) for name in SCHEDULES}
     assert growth["gpipe"] > 24 * 2 * microbatch
     for name in ("1f1b", "interleaved", "zero_bubble"):
-        assert abs(growth[name]) < 3 * microbatch, growth  # the table grows, and how buffers are packed
+        assert abs(growth[name]) < 4 * microbatch, growth  # the table grows, and how buffers are packed
 
 
 WRONG = {
