@@ -14,7 +14,7 @@ from sdy_jax.pipelines.checks import check_microbatches, check_same_length, leav
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.program import Program, Values
 from sdy_jax.pipelines.region import region_of
-from sdy_jax.pipelines.schedules import schedule_table
+from sdy_jax.pipelines.schedules import pipeline_schedule
 from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
 
 
@@ -97,7 +97,7 @@ def pipeline(
     """
     _check_batch(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
-    table = schedule_table(schedule, region.stages, microbatches, rounds)
+    table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
     layers = check_same_length(leaves_of(weights, "weights"), "the number of layers")
     groups = region.stages * rounds
     grouping = Grouping(layers, -(-layers // groups), groups)

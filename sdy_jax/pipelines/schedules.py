@@ -71,6 +71,30 @@ class Table:
         """All rows in order; the index of a row is its time."""
         return tuple(row for trip in self.trips for row in trip)
 
+    def __str__(self) -> str:
+        held = f"a stage waits {self.bubble():.0%} of the time, and holds {max(self.held())} microbatches at most"
+        rounds = f", {self.rounds} rounds" * (self.rounds > 1)
+        columns = [[f"stage {stage}" for stage in range(self.stages)]]
+        columns += [["".join(self._letters(row, s) for row in trip) for s in range(self.stages)] for trip in self.trips]
+        widths = [max(map(len, column)) for column in columns]
+        lines = (
+            "  ".join(column[s].ljust(width) for column, width in zip(columns, widths, strict=True))
+            for s in range(self.stages)
+        )
+        title = f"{self.stages} stages, {self.microbatches} microbatches{rounds}: {held}"
+        return "\n".join([title, *map(str.rstrip, lines)])
+
+    def _letters(self, row: Row, stage: int) -> str:
+        """`F3`: the forward pass of microbatch 3; `F3.1` of its second round."""
+        cell = row.cells[stage]
+        if cell is None:
+            return ""
+        return f"{row.kind[0].upper()}{cell.microbatch}" + f".{cell.round}" * (self.rounds > 1)
+
+    @property
+    def _defers(self) -> bool:
+        return any(row.kind is Kind.WEIGHTS for row in self.rows)
+
     @property
     def times(self) -> dict[tuple[Kind, int, Cell], int]:
         """When a stage does a kind of work on a cell."""
@@ -158,8 +182,15 @@ class Table:
             return Kind.FORWARD, stage, cell
         return None if group < 0 else (kind, group % self.stages, Cell(cell.microbatch, group // self.stages))
 
-    def bubble(self, costs: Mapping[Kind, float]) -> float:
-        """The share of the time in which a stage waits: a row takes as long as a group's work of its kind."""
+    def bubble(self, costs: Mapping[Kind, float] | None = None) -> float:
+        """The share of the time in which a stage waits: a row takes as long as a group's work of its kind.
+
+        Args:
+            costs: how long each kind takes. Unless given, a backward pass takes twice as long as a forward pass, and
+                half of it for gradients of weights.
+        """
+        if costs is None:
+            costs = {Kind.FORWARD: 1, Kind.BACKWARD: 1 if self._defers else 2, Kind.WEIGHTS: 1}
         total = sum(costs[row.kind] for row in self.rows)
         busy = self.microbatches * self.rounds * sum(costs[kind] for kind in {row.kind for row in self.rows})
         return 1 - busy / total
@@ -232,8 +263,8 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Table]] = {
 }
 
 
-def schedule_table(schedule: str, stages: int, microbatches: int, rounds: int = 1) -> Table:
-    """The table of a schedule.
+def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int = 1) -> Table:
+    """The schedule that `pipeline` runs, as a table that prints as a timeline.
 
     Args:
         schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble".
@@ -241,8 +272,17 @@ def schedule_table(schedule: str, stages: int, microbatches: int, rounds: int = 
         microbatches: into how many the batch is cut.
         rounds: how many groups of layers each stage holds.
 
+    Returns:
+        The table: `bubble()` is the share of the time that stages wait, `held()` how many microbatches each holds.
+
     Raises:
         ArgumentError: there is no such schedule.
+
+    Example:
+        >>> print(pipeline_schedule("1f1b", stages=2, microbatches=3))
+        2 stages, 3 microbatches: a stage waits 25% of the time, and holds 3 microbatches at most
+        stage 0  F0  F1    F2B0    B1  B2
+        stage 1      F0B0  F1B1  F2B2
     """
     if schedule not in SCHEDULES:
         near = difflib.get_close_matches(str(schedule), SCHEDULES, 1)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sdy_jax.errors import ArgumentError
-from sdy_jax.pipeline import schedules
-from sdy_jax.pipelines.schedules import SCHEDULES, Kind, Table, schedule_table
+from sdy_jax.pipelines import schedules
+from sdy_jax.pipelines.schedules import SCHEDULES, Kind, Table, pipeline_schedule
 from sdy_jax.pipelines.slots import Slots
 
 SIZES = [*itertools.product(range(1, 7), range(1, 14), range(1, 4))]
@@ -22,7 +22,7 @@ THIRDS = dict.fromkeys(Kind, 1.0)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_stage_does_all_once_and_in_order(schedule: str) -> None:
     for stages, microbatches, rounds in SIZES:
-        assert not schedule_table(schedule, stages, microbatches, rounds).faults(), (stages, microbatches, rounds)
+        assert not pipeline_schedule(schedule, stages, microbatches, rounds).faults(), (stages, microbatches, rounds)
 
 
 def changed(table: Table, time: int, stage: int, cell: schedules.Cell | None) -> Table:
@@ -36,7 +36,7 @@ def changed(table: Table, time: int, stage: int, cell: schedules.Cell | None) ->
 
 
 def test_a_change_anywhere_is_a_fault() -> None:
-    table = schedule_table("zero_bubble", 3, 4)
+    table = pipeline_schedule("zero_bubble", 3, 4)
     for time, row in enumerate(table.rows):
         for stage, cell in enumerate(row.cells):
             for other in {None, schedules.Cell(0, 0), schedules.Cell(2, 0)} - {cell}:
@@ -45,7 +45,7 @@ def test_a_change_anywhere_is_a_fault() -> None:
 
 @pytest.mark.parametrize("first, second", [(0, 1), (2, 3), (8, 9)])
 def test_rows_in_another_order_are_a_fault(first: int, second: int) -> None:
-    table = schedule_table("gpipe", 3, 4)
+    table = pipeline_schedule("gpipe", 3, 4)
     trips = list(table.trips)
     trips[first], trips[second] = trips[second], trips[first]
     assert replace(table, trips=tuple(trips)).faults()
@@ -54,7 +54,7 @@ def test_rows_in_another_order_are_a_fault(first: int, second: int) -> None:
 def test_held_microbatches() -> None:
     """All by gpipe; by the others as many as go to the last stage and back, however many there are."""
     for stages, microbatches, rounds in SIZES:
-        held = {name: schedule_table(name, stages, microbatches, rounds).held() for name in SCHEDULES}
+        held = {name: pipeline_schedule(name, stages, microbatches, rounds).held() for name in SCHEDULES}
         assert max(held["gpipe"]) == microbatches * rounds
         if microbatches >= 2 * stages:
             assert held["1f1b"] == held["interleaved"] == held["zero_bubble"]
@@ -67,17 +67,17 @@ def test_bubbles() -> None:
     """Those of the docstring of `pipeline`."""
     for stages, microbatches, rounds in SIZES:
         s, m, r = stages, microbatches, rounds
-        one = {name: schedule_table(name, s, m).bubble(PASSES) for name in ("gpipe", "1f1b")}
+        one = {name: pipeline_schedule(name, s, m).bubble(PASSES) for name in ("gpipe", "1f1b")}
         assert one == pytest.approx(dict.fromkeys(one, (s - 1) / (m + s - 1)))
         if m % s == 0:
-            assert schedule_table("interleaved", s, m, r).bubble(PASSES) == pytest.approx((s - 1) / (r * m + s - 1))
-        assert schedule_table("zero_bubble", s, m).bubble(THIRDS) == pytest.approx((s - 1) / (1.5 * m + s - 1))
+            assert pipeline_schedule("interleaved", s, m, r).bubble(PASSES) == pytest.approx((s - 1) / (r * m + s - 1))
+        assert pipeline_schedule("zero_bubble", s, m).bubble(THIRDS) == pytest.approx((s - 1) / (1.5 * m + s - 1))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_slots_are_not_written_while_they_are_read_later(schedule: str) -> None:
     for stages, microbatches, rounds in SIZES[::3]:
-        table = schedule_table(schedule, stages, microbatches, rounds)
+        table = pipeline_schedule(schedule, stages, microbatches, rounds)
         slots = Slots(table)
         for stage in range(stages):
             kept: dict[tuple[Kind, int], tuple[int, int]] = {}
@@ -95,14 +95,14 @@ def test_slots_are_not_written_while_they_are_read_later(schedule: str) -> None:
 
 
 def test_forwards_before_all_else_are_a_pass_of_their_own() -> None:
-    assert schedule_table("gpipe", 4, 8).starts_with_all_forwards
-    assert not schedule_table("1f1b", 4, 8).starts_with_all_forwards
-    assert schedule_table("1f1b", 4, 1).starts_with_all_forwards
+    assert pipeline_schedule("gpipe", 4, 8).starts_with_all_forwards
+    assert not pipeline_schedule("1f1b", 4, 8).starts_with_all_forwards
+    assert pipeline_schedule("1f1b", 4, 1).starts_with_all_forwards
 
 
 def test_unknown_schedules() -> None:
     with pytest.raises(ArgumentError, match="schedule is '1f1'; did you mean '1f1b'"):
-        schedule_table("1f1", 2, 2)
+        pipeline_schedule("1f1", 2, 2)
 
 
 def test_tables_need_no_jax() -> None:
