@@ -131,15 +131,16 @@ def temporaries(schedule: str, microbatches: int, **options: Any) -> int:
     x = jax.ShapeDtypeStruct((microbatches * 32, 64), jnp.float32)
     stats = jax.jit(jax.grad(total)).lower(w, x).compile().memory_analysis()
     assert stats is not None
-    return int(stats.temp_size_in_bytes) - x.size * 4  # the batch in microbatches
+    return int(stats.temp_size_in_bytes)
 
 
 def test_1f1b_holds_no_more_for_more_microbatches() -> None:
-    microbatch = 32 * 64 * 4
-    growth = {name: temporaries(name, 32) - temporaries(name, 8) for name in SCHEDULES}
-    assert growth["gpipe"] > 24 * 2 * microbatch
+    """But for the batch itself, cut into them, and its cotangents."""
+    grown = 24 * 32 * 64 * 4
+    growth = {name: (temporaries(name, 32) - temporaries(name, 8)) / grown for name in SCHEDULES}
+    assert growth["gpipe"] > 5
     for name in ("1f1b", "interleaved", "zero_bubble"):
-        assert abs(growth[name]) < 4 * microbatch, growth  # the table grows, and how buffers are packed
+        assert growth[name] < 2, growth
 
 
 WRONG = {
