@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import ArgumentError, with_article
@@ -47,6 +48,19 @@ def check_same_length(leaves: Sequence[tuple[str, Any]], meaning: str) -> int:
     if not length:
         raise ArgumentError(f"pipeline: `{first}` of shape {np.shape(leaf)} is empty; its first dimension is {meaning}")
     return int(length)
+
+
+def check_no_keys(leaves: Sequence[tuple[str, Any]]) -> None:
+    """
+    Raises:
+        ArgumentError: an array holds random keys.
+    """
+    for name, leaf in leaves:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ArgumentError(
+                f"pipeline: `{name}` holds random keys, which no layer changes; to fix: pass them in `extra`, or one "
+                "as `key`"
+            )
 
 
 def check_microbatches(microbatches: Any, batch: int, path: str) -> None:

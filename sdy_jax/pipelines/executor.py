@@ -1,10 +1,9 @@
 """The executor of tables: a loop per segment of a table, in which stages compute and send along the mesh axis.
 
 It runs in the body of a `shard_map` that is manual on the axis alone. All stages run the same code in lockstep. A stage
-that has nothing to do in a row computes all the same, and what it makes is dropped: along other axes the work of a
-    group
-may hold collectives, and a permute of which some devices of the mesh take no part would never end on CPUs. Where a
-stage is one device, it does skip.
+that has nothing to do in a row computes all the same, and what it makes is dropped: along other axes the work of layers
+may hold collectives, and a permute in which some devices of the mesh take no part never ends on CPUs (jaxlib 0.10.2).
+Where a stage is one device, it does skip.
 
 What a forward row makes is sent at once, so that it travels beside the trip's backward row; what a backward row makes
 is sent when the next trip begins, beside its forward row.

@@ -1,8 +1,7 @@
 """What runs of one layer: its forward pass, its backward pass, and the latter in two parts.
 
-Between the passes is kept what depends on the activations. What the backward pass needs of weights and the like
-alone, a
-weight in another precision or a dropout mask, is computed again: kept, it would be there once per microbatch.
+Between the passes is kept what depends on the activations. What the backward pass needs of weights and the like alone,
+a weight in another precision or a dropout mask, is computed again: kept, it would be there once per microbatch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import jax
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
-from sdy_jax.pipelines.checks import check_microbatches, check_same_length, leaves_of, rounds_of
+from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_same_length, leaves_of, rounds_of
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.program import Program, Values
 from sdy_jax.pipelines.region import region_of
@@ -39,7 +39,7 @@ def pipeline(
     Values and derivatives are those of the scan, up to the order of floating-point sums, for layers that treat the
     rows of a batch alike. It works in `jax.jit`, in `sdy.partition`, under `jax.grad` and the like, on Auto axes;
     inside of a stage other axes are partitioned as elsewhere. What the layer closes over is differentiated too, and
-    may be traced. Forward-mode derivatives (`jax.jvp`) there are none.
+    may be traced. Outside of both it is compiled at each call. Forward-mode derivatives (`jax.jvp`) there are none.
 
     Stages run in lockstep, trip by trip, and send activations forward and cotangents back along the axis, each beside
     the other's computing. With `S` stages, `M` microbatches and `R` rounds, a stage waits for:
@@ -135,5 +135,6 @@ _AUX_BESIDE_LOSS = (
 
 def _check_batch(x: Any, extra: Any, targets: Any, microbatches: int) -> None:
     batch = leaves_of(x, "x")
+    check_no_keys(batch)
     rows = [*batch, *leaves_of(extra, "extra"), *leaves_of(targets, "targets")]
     check_microbatches(microbatches, check_same_length(rows, "the batch"), batch[0][0])

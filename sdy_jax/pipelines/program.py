@@ -177,8 +177,7 @@ class Program:
         """What one stage has, where all others have zeros.
 
         Bits are summed in place of short floats: the compiler for CPUs ends the process at a sum of these in a region
-            that
-        is manual on some axes only (XLA of jaxlib 0.10.2).
+        that is manual on some axes only (jaxlib 0.10.2).
         """
         bits = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         if x.dtype == jnp.bool_:

@@ -23,7 +23,7 @@ class Region:
         mesh: the mesh for `shard_map`; None for that of the context.
         axis: the axis with the stages.
         stages: its size.
-        alone: whether a stage is one device, along all axes on which the code around is not manual.
+        alone: whether a stage is one device.
     """
 
     mesh: Any
@@ -74,8 +74,8 @@ def region_of(axis: str, mesh: Any) -> Region:
         raise ShardingError(f"pipeline: axis is {axis!r}, on which the code around is manual")
     if jax.sharding.AxisType.Explicit in known.axis_types:
         raise UnsupportedError(_EXPLICIT)
-    free = [size for name, size in known.shape.items() if name not in (axis, *manual)]
-    return Region(None if known is around else mesh, axis, known.shape[axis], all(size == 1 for size in free))
+    others = (size for name, size in known.shape.items() if name != axis)
+    return Region(None if known is around else mesh, axis, known.shape[axis], all(size == 1 for size in others))
 
 
 _EXPLICIT = (

@@ -186,6 +186,19 @@ def test_activations_of_another_type() -> None:
         sdy.pipeline(lambda w, x: (x, x), WEIGHTS, X, mesh=MESH, microbatches=4)
 
 
+def test_keys() -> None:
+    """In weights and extra inputs, where scans have them; not as activations."""
+    keys = jax.random.split(jax.random.key(0), 8)
+
+    def dropping(w: Any, x: Any) -> Any:
+        return layer(w[0], x) * jax.random.bernoulli(w[1], 0.5, (WIDTH,))
+
+    found = sdy.pipeline(dropping, (WEIGHTS, keys), X, mesh=MESH, microbatches=4)
+    agree(found, scanned((WEIGHTS, keys), X, dropping))
+    with pytest.raises(sdy.ArgumentError, match=re.escape("`x[1]` holds random keys, which no layer changes")):
+        sdy.pipeline(lambda w, x: x, WEIGHTS, (X, jax.random.split(jax.random.key(0), 16)), mesh=MESH)
+
+
 def test_wrong_meshes() -> None:
     with pytest.raises(
         sdy.ShardingError, match=r"there is no mesh; to fix: pass mesh=, or call it under jax\.set_mesh"
