@@ -116,6 +116,16 @@ def dependent(eqns: Sequence[Any], inputs: Iterable[Any]) -> set[Any]:
     return found
 
 
+def _size(v: Any) -> int:
+    return int(v.aval.size * v.aval.dtype.itemsize)
+
+
+def _is_light(eqn: Any) -> bool:
+    """Whether an equation computes element by element; those that contract, or move, name their dimensions."""
+    shapes = {v.aval.shape for v in (*eqn.invars, *eqn.outvars) if v.aval.shape}
+    return len(shapes) == 1 and "dimension_numbers" not in eqn.params and not eqn.effects
+
+
 class Cut:
     """A traced function cut in two: what its first results need, and the rest, which reads what that has made.
 
@@ -131,8 +141,22 @@ class Cut:
         self._before = needed(jaxpr.eqns, self._firsts)
         done = set(map(id, self._before))
         self._after = needed([eqn for eqn in jaxpr.eqns if id(eqn) not in done], self._rest)
+        self._advance()
+        self.crossing = self._crossing()
+
+    def _crossing(self) -> list[Any]:
         made = {v for eqn in self._after for v in eqn.outvars}
-        self.crossing = [v for v in _reads(self._after, self._rest) if v not in made]
+        return [v for v in _reads(self._after, self._rest) if v not in made]
+
+    def _advance(self) -> None:
+        """Moves equations to the first part by which less crosses: a product of two arrays that nothing else reads."""
+        for eqn in list(self._after):
+            others = [each for each in self._after if each is not eqn]
+            crossing = set(self._crossing())
+            read = [v for v in eqn.invars if not isinstance(v, Literal)]
+            freed = {v for v in read if v not in _reads(others, self._rest)}
+            if _is_light(eqn) and crossing.issuperset(read) and sum(map(_size, freed)) > sum(map(_size, eqn.outvars)):
+                self._before, self._after = [*self._before, eqn], others
 
     def first(self, inputs: Sequence[Any]) -> tuple[list[Any], Env]:
         """The first results, and the values of all crossing variables."""
