@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     )
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
+    from sdy_jax.pipelines.pipeline import pipeline
+    from sdy_jax.pipelines.schedules import pipeline_schedule
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
     from sdy_jax.plan.record.record import PlanRecord
@@ -112,6 +114,8 @@ __all__ = [
     "named_computation",
     "partition",
     "passes",
+    "pipeline",
+    "pipeline_schedule",
     "propagation_barrier",
     "reduce_scatter",
     "replicated_to_unreduced",
@@ -172,6 +176,8 @@ _MODULES = {
     ),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.costs.cost_model": ("CostModel",),
+    "sdy_jax.pipelines.pipeline": ("pipeline",),
+    "sdy_jax.pipelines.schedules": ("pipeline_schedule",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.warn": ("PartitionWarning",),
     "sdy_jax.plan.record.files": ("load_plan",),

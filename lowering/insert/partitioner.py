@@ -71,6 +71,8 @@ class Partitioner:
         self._edges = EdgePlacement(graph, self._placement, setting, plan)
         self._ops = OpPlacement(self._placement, setting, self._reports, self._layouts)
         self._unneeded: list[Op] = []
+        self._forgotten = set[Op]()
+        """Ops in regions of others that only stated shardings, and were erased."""
         self._narrowed = narrowed(graph)
         self._waiting = [op for op in graph.ops if op.key == AFTER]
 
@@ -137,12 +139,20 @@ class Partitioner:
 
     def _fold_settled(self) -> None:
         """Folds what became one op on shards."""
-        gone = set(self._unneeded)
-        left = [op for op in self.graph.ops if op not in gone and not self._placement.ops.is_erased(op)]
+        left = self._left()
         taken_over = list(fold_settled(left))
         self._unneeded += [op for op in left if taken_over and op.mlir in taken_over]
         for op in taken_over:
             op.erase()
+
+    def _left(self) -> list[Op]:
+        """The ops that are there: not erased, and in no region of one that was."""
+        gone = self._forgotten.union(self._unneeded)
+        for op in self.graph.ops:  # an op comes before those in its regions
+            is_inside = op.block is not None and op.block.parent in gone
+            if is_inside or self._placement.ops.is_erased(op):
+                gone.add(op)
+        return [op for op in self.graph.ops if op not in gone]
 
     def _state_shared_layouts(self, plan: LayoutPlan) -> None:
         """Writes to the module where several users of values expect them by the plan."""
@@ -210,7 +220,7 @@ class Partitioner:
 
     def _visit_plain(self, op: Op, following: Op) -> None:
         if op.blocks:
-            forget_shardings_inside(op)
+            self._forgotten.update(forget_shardings_inside(op))
         self._edges.accumulate(op)
         number = self._number[op]
         planned = self._plan.ops.get(number) if self._plan is not None else None

@@ -10,8 +10,12 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.strategies.registry import is_forwarding
 
 
-def forget_shardings_inside(op: Op) -> None:
-    """Removes shardings, and the ops that only state one, from the regions of `op`: in its module and in the graph."""
+def forget_shardings_inside(op: Op) -> list[Op]:
+    """Removes shardings, and the ops that only state one, from the regions of `op`: in its module and in the graph.
+
+    Returns:
+        The ops that were erased.
+    """
     inside = [inner for block in op.blocks for child in block.ops for inner in child.walk()]
     for inner in inside:
         for index, value in enumerate(inner.operands):
@@ -21,10 +25,12 @@ def forget_shardings_inside(op: Op) -> None:
                 inner.mlir.operands[index] = origin.mlir
         if "sdy.sharding" in inner.mlir.attributes:
             del inner.mlir.attributes["sdy.sharding"]
-    for inner in reversed(inside):
-        if is_forwarding(inner) and inner.block is not None:
-            inner.block.ops.remove(inner)
-            inner.mlir.erase()
+    erased = [inner for inner in reversed(inside) if is_forwarding(inner)]
+    for inner in erased:
+        assert inner.block is not None
+        inner.block.ops.remove(inner)
+        inner.mlir.erase()
+    return erased
 
 
 def _origin(value: Value) -> Value:

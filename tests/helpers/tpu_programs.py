@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -449,3 +450,31 @@ def test_kernels_and_callbacks(name):
     """jit does not split kernels."""
     function = sdy.partition(KERNELS[name], mesh=tpu_mesh(8, names=("x",)), in_shardings=P("x"), on_unknown="ignore")
     assert not failure(function, jax.ShapeDtypeStruct((64, 128), np.float32))
+
+
+def pipelined(mesh, count):
+    layer = jax.checkpoint(lambda w, x: x + jax.nn.gelu(x @ w["up"]) @ w["down"])
+    return lambda w, x: sdy.pipeline(layer, w, x, microbatches=count, loss=lambda y: jnp.mean(y**2), mesh=mesh)
+
+
+def steady_trip(text):
+    """What the loop body with two permutes runs, in order: starts and dones of permutes, and loops over layers."""
+    (body,) = [each for each in text.split("\n\n") if each.count(" collective-permute-start(") == 2]
+    kinds = re.findall(r" (collective-permute-start|collective-permute-done|while)\(", body)
+    return [kind.removeprefix("collective-permute-") for kind in kinds]
+
+
+def test_pipelines_send_beside_their_layers():
+    """Each trip sends a microbatch's cotangents beside a forward pass, and its activations beside a backward pass."""
+    mesh, (stages, count, rows, width) = tpu_mesh(4, 4, names=("stage", "data")), (4, 8, 256, 512)
+    w = {
+        "up": jax.ShapeDtypeStruct((8, width, 2048), jnp.float32),
+        "down": jax.ShapeDtypeStruct((8, 2048, width), jnp.float32),
+    }
+    x = jax.ShapeDtypeStruct((rows * count, width), jnp.float32)
+    layout = [jax.sharding.NamedSharding(mesh, P(axis)) for axis in ("stage", "data")]
+    step = jax.jit(jax.value_and_grad(pipelined(mesh, count)), in_shardings=layout)
+    text = step.lower(w, x).compile().as_text()
+    sent = sum(each.total_wire_bytes for each in collectives_in_hlo(text) if each.kind == "collective-permute")
+    assert sent == 2 * (count + stages - 1) * rows // 4 * width * 4
+    assert steady_trip(text) == ["start", "while", "start", "done", "while", "done"]

@@ -125,6 +125,7 @@ ROOMS = {
         "lowering.emission lowering.interface plan.border plan.estimates plan shard loading processes contracts"
     ),
     "spec_trees": "errors representation annotate",
+    "pipelines": "errors jax_internals representation annotate",
     "equivalence": (
         "errors files representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission "
         "passes plan.page plan loading calls"
@@ -142,7 +143,7 @@ ROOMS = {
     "__main__": "commands",
     "__init__": (
         "errors representation annotate lowering.costs passes plan.record plan shard loading contracts calls "
-        "spec_trees equivalence testing registration"
+        "spec_trees pipelines equivalence testing registration"
     ),
 }
 

@@ -233,6 +233,21 @@ def test_trees_of_specifications_for_whole_models(names, capsys):
     assert moments[0].mu["up"].sharding.spec == weights["up"].sharding.spec == P("data", "model")
 
 
+def test_layers_over_a_mesh_axis(names, capsys):
+    known = dict(names)
+    out = printed(capsys, lambda: executed(block("sdy.pipeline(block, layers"), known, "piped.py"))
+    assert out == block("stage 1      F0B0")
+    layers, x = known["layers"], known["x"]
+
+    def scanned(layers, x, y):
+        step = lambda x, w: (x + jax.nn.gelu(x @ w["up"]) @ w["down"], None)  # noqa: E731
+        return jnp.mean((jax.lax.scan(step, x, layers)[0] - y) ** 2)
+
+    wanted = jax.value_and_grad(scanned)(layers, x, x)
+    found = known["piped_value"], known["piped_slopes"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, wanted)
+
+
 def test_a_step_is_partitioned_whole(names):
     def loss(weights, x):
         return jnp.sum(names["mlp"].__wrapped__(x, weights))
@@ -348,7 +363,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 35
+    assert len(BLOCKS) == 37
     assert {
         line
         for line in COMMANDS

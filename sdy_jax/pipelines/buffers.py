@@ -1,0 +1,74 @@
+"""Buffers of arrays: reading, writing and adding at a place that is known when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sdy_jax.pipelines.layer_passes import Leaves
+
+
+def at(buffer: Any, *place: Any) -> Any:
+    """The part at a place; that at slot 0 where the place is -1, none."""
+    buffer, place = _without_single(buffer, place)
+    return _part(buffer, place).reshape(buffer.shape[len(place) :])
+
+
+def put(buffers: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
+    """Buffers with values at a place, where they are meant."""
+    found = []
+    for buffer, value in zip(buffers, values, strict=True):
+        whole, where = _without_single(buffer, place)
+        old = _part(whole, where)
+        found.append(_updated(buffer, whole, jnp.where(is_meant, value.reshape(old.shape), old), where))
+    return found
+
+
+def added(sums: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
+    """Sums with values added at a place of them, where they are meant."""
+    found = []
+    for total, value in zip(sums, values, strict=True):
+        whole, where = _without_single(total, place)
+        old = _part(whole, where)
+        new = jnp.where(is_meant, value, 0).astype(total.dtype).reshape(old.shape)
+        found.append(_updated(total, whole, old + new, where))
+    return found
+
+
+def stacked(types: Sequence[Any], *counts: int) -> Leaves:
+    """Zeros for as many of each type as the counts say."""
+    return [jnp.zeros((*counts, *each.shape), each.dtype) for each in types]
+
+
+def sum_of(x: Any) -> Any:
+    """Zeros to sum many arrays like `x` in: in types of 16 bits or fewer each sum would round what is added."""
+    narrow = x.dtype.itemsize < jnp.dtype(jnp.float32).itemsize
+    return jnp.zeros_like(x, dtype=jnp.float32 if narrow else x.dtype)
+
+
+def _without_single(buffer: Any, place: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """A buffer without the dimensions of size one among those of a place, and the place in it."""
+    sizes = buffer.shape[: len(place)]
+    shape = (*(size for size in sizes if size > 1), *buffer.shape[len(place) :])
+    kept = tuple(jnp.maximum(i, 0) for i, size in zip(place, sizes, strict=True) if size > 1)
+    return buffer.reshape(shape), kept
+
+
+def _starts(buffer: Any, place: Sequence[Any]) -> Any:
+    return (*place, *[np.int32(0)] * (buffer.ndim - len(place)))
+
+
+def _part(buffer: Any, place: Sequence[Any]) -> Any:
+    if not place:
+        return buffer
+    sizes = (*[1] * len(place), *buffer.shape[len(place) :])
+    return lax.dynamic_slice(buffer, _starts(buffer, place), sizes)
+
+
+def _updated(like: Any, buffer: Any, part: Any, place: Sequence[Any]) -> Any:
+    new = lax.dynamic_update_slice(buffer, part, _starts(buffer, place)) if place else part
+    return new.reshape(like.shape)

@@ -1,0 +1,131 @@
+"""What a pipeline can be asked for, and the errors for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdy_jax.errors import ArgumentError, with_article
+
+
+def leaves_of(tree: Any, root: str) -> list[tuple[str, Any]]:
+    """The arrays of a tree with their paths.
+
+    Raises:
+        ArgumentError: a leaf is no array.
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = root + jax.tree_util.keystr(path)
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            raise ArgumentError(f"pipeline: `{name}` is {with_article(type(leaf))}; expected an array")
+        found.append((name, leaf))
+    return found
+
+
+def check_same_length(leaves: Sequence[tuple[str, Any]], meaning: str) -> int:
+    """The size of the first dimension of all arrays.
+
+    Raises:
+        ArgumentError: there are none, an array has no dimensions, or sizes differ.
+    """
+    if not leaves:
+        raise ArgumentError(f"pipeline: there is no array whose first dimension is {meaning}")
+    for name, leaf in leaves:
+        if not np.ndim(leaf):
+            raise ArgumentError(f"pipeline: `{name}` is a scalar; its first dimension should be {meaning}")
+    (first, leaf), length = leaves[0], np.shape(leaves[0][1])[0]
+    for name, other in leaves:
+        if np.shape(other)[0] != length:
+            raise ArgumentError(
+                f"pipeline: `{name}` of shape {np.shape(other)} and `{first}` of shape {np.shape(leaf)} have different "
+                f"first dimensions, which are {meaning}"
+            )
+    if not length:
+        raise ArgumentError(f"pipeline: `{first}` of shape {np.shape(leaf)} is empty; its first dimension is {meaning}")
+    return int(length)
+
+
+def check_no_keys(leaves: Sequence[tuple[str, Any]]) -> None:
+    """
+    Raises:
+        ArgumentError: an array holds random keys.
+    """
+    for name, leaf in leaves:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ArgumentError(
+                f"pipeline: `{name}` holds random keys, which no layer changes; to fix: pass them in `extra`, or one "
+                "as `key`"
+            )
+
+
+def check_microbatches(microbatches: Any, batch: int, path: str) -> None:
+    """
+    Raises:
+        ArgumentError: it is no number into so many equal parts of which the batch can be cut.
+    """
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise ArgumentError(f"pipeline: microbatches is {microbatches!r}; expected a positive integer")
+    if batch % microbatches:
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        near = [*[n for n in divisors if n < microbatches][-1:], *[n for n in divisors if n > microbatches][:1]]
+        raise ArgumentError(
+            f"pipeline: the batch of {batch} in `{path}` does not divide into {microbatches} microbatches; "
+            f"to fix: microbatches={' or '.join(map(str, near))}"
+        )
+
+
+def rounds_of(schedule: str, rounds: Any) -> int:
+    """The number of rounds of a schedule.
+
+    Raises:
+        ArgumentError: it is no positive integer, or the schedule has no rounds.
+    """
+    if rounds is None:
+        return 2 if schedule == "interleaved" else 1
+    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise ArgumentError(f"pipeline: rounds is {rounds!r}; expected a positive integer")
+    if rounds > 1 and schedule in ("gpipe", "1f1b", "zero_bubble"):
+        raise ArgumentError(f"pipeline: rounds is {rounds}, and {schedule!r} has one; to fix: schedule='interleaved'")
+    return int(rounds)
+
+
+def check_same_types(given: Any, made: Any) -> None:
+    """
+    Raises:
+        ArgumentError: what a layer makes of the activations is a tree of another structure, or of other types.
+    """
+    wanted: Any = jax.tree.structure(given)
+    found: Any = jax.tree.structure(made)
+    if wanted != found:
+        raise ArgumentError(
+            f"pipeline: layer takes activations of the structure {wanted} and returns {found}; expected the same"
+            + (" (with has_aux=True it returns activations and auxiliary results)" if found.num_leaves else "")
+        )
+    for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(given)[0], jax.tree.leaves(made), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            name = "x" + jax.tree_util.keystr(path)
+            raise ArgumentError(
+                f"pipeline: layer takes `{name}` as {text(old)} and returns it as {text(new)}, per microbatch; "
+                "activations have one type between all layers"
+            )
+
+
+def text(type_: Any) -> str:
+    """`f32[8,128]`, as jax prints it."""
+    return str(jax.core.ShapedArray(type_.shape, type_.dtype).str_short(short_dtypes=True))
+
+
+def check_loss(made: Any) -> None:
+    """
+    Raises:
+        ArgumentError: a loss is no real number.
+    """
+    leaves = jax.tree.leaves(made)
+    if len(leaves) != 1 or leaves[0].shape or not np.issubdtype(leaves[0].dtype, np.floating):
+        types = ", ".join(map(text, leaves)) or "nothing"
+        raise ArgumentError(f"pipeline: loss returns {types}; expected one floating-point number")

@@ -1,0 +1,257 @@
+"""The executor of tables: a loop per segment of a table, in which stages compute and send along the mesh axis.
+
+It runs in the body of a `shard_map` that is manual on the axis alone. All stages run the same code in lockstep. A stage
+that has nothing to do in a row computes all the same, and what it makes is dropped: along other axes the work of layers
+may hold collectives, and a permute in which some devices of the mesh take no part never ends on CPUs (jaxlib 0.10.2).
+Where a stage is one device, it does skip.
+
+What a forward row makes is sent at once, so that it travels beside the trip's backward row; what a backward row makes
+is sent when the next trip begins, beside its forward row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sdy_jax.pipelines.buffers import added, at, put, stacked, sum_of
+from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses
+from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
+from sdy_jax.pipelines.schedules import Kind, Table, Trip
+from sdy_jax.pipelines.slots import Slots
+
+State = dict[str, Any]
+"""What goes from trip to trip, by name; what a run does not ask for is not there:
+
+* `up`, `down`: activations that have arrived, cotangents that are to be sent;
+* `kept`, `deferred`: what forward rows keep for backward rows, and these for rows of weights, by slot;
+* `outs`, `aux`: results by microbatch, auxiliary ones by round and microbatch;
+* `results`, `loss`: results by slot, which wait for their loss; the mean of losses so far;
+* `x`, `inputs`: cotangents of the batch and of other inputs; `loss_inputs`: of those of the loss.
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The loss at the end of the last group, as the passes of a layer with one result."""
+
+    passes: LayerPasses
+    given: Inputs
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Runs tables on one stage.
+
+    Attributes:
+        axis: the mesh axis.
+        table, slots: the schedule.
+        passes, grouping: the layers.
+        given: the stage's inputs beside the batch (`GroupPasses`).
+        batch: the leaves of the batch, of shape (microbatches, ...).
+        cotangents, aux_cotangents: of the results, and of the auxiliary ones by round and microbatch.
+        head: the loss, if it is computed here.
+        skips: whether stages skip what they need not do.
+    """
+
+    axis: str
+    table: Table
+    slots: Slots
+    passes: LayerPasses
+    grouping: Grouping
+    given: Inputs
+    batch: Leaves
+    cotangents: Leaves = field(default_factory=list)
+    aux_cotangents: Leaves = field(default_factory=list)
+    head: Head | None = None
+    skips: bool = False
+
+    def start(self, *names: str) -> State:
+        """The state before the first trip."""
+        return {name: getattr(self, f"_no_{name}")() for name in names}
+
+    def run(self, state: State, columns: Sequence[Any], segments: Sequence[Sequence[Trip]]) -> State:
+        """The state after some segments, whose columns are given as arrays of shape (trips, rows, columns)."""
+        for each, trips in zip(columns, segments, strict=True):
+            kinds = [row.kind for row in trips[0]]
+            state, _ = lax.scan(partial(self._trip, kinds), state, each)
+        return state
+
+    def _trip(self, kinds: Sequence[Kind], state: State, rows: Any) -> tuple[State, None]:
+        if Kind.BACKWARD in kinds:
+            state = state | {"down": self._sent(state["down"], -1)}
+        for i, kind in enumerate(kinds):
+            cell = Cell(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
+            state = state | _ROWS[kind](self, state, cell)
+        return state, None
+
+    @property
+    def _group(self) -> GroupPasses:
+        return GroupPasses(self.passes, self.grouping, self.given)
+
+    def forward(self, state: State, cell: Cell) -> State:
+        """A forward row."""
+        is_first = cell.group == 0
+        x = [jnp.where(is_first, at(b, cell.microbatch), up) for b, up in zip(self.batch, state["up"], strict=True)]
+        run = partial(self._group.forward, cell)
+        y, aux, kept = self._guarded(cell.active, run, x, state.get("aux", []), state.get("kept", []))
+        changes: State = {"up": self._sent(y, 1), "aux": aux, "kept": kept}
+        is_last = self._is_last(cell)
+        if "outs" in state:
+            changes["outs"] = put(state["outs"], y, is_last, cell.microbatch)
+        if "results" in state:
+            changes["results"] = put(state["results"], y, is_last, cell.result)
+        elif "loss" in state:
+            changes["loss"] = self._with_loss(state, is_last, self._loss(cell, y))
+        return {name: changes[name] for name in changes if name in state}
+
+    def backward(self, state: State, cell: Cell) -> State:
+        """A backward row."""
+        changes, ends = self._turned(state, cell)
+        y = [jnp.where(self._is_last(cell), end, down) for end, down in zip(ends, state["down"], strict=True)]
+        kind = "deferred" if "deferred" in state else "inputs"
+        run = partial(self._group.backward_alone if "deferred" in state else self._group.backward, cell)
+        x, found = self._guarded(cell.active, run, y, state[kind], state["kept"], self.aux_cotangents)
+        is_first = (cell.group == 0) & cell.active
+        return changes | {kind: found, "down": x, "x": put(state["x"], x, is_first, cell.microbatch)}
+
+    def weights(self, state: State, cell: Cell) -> State:
+        """A row of gradients of weights."""
+
+        def run(sums: Inputs, deferred: Leaves) -> tuple[Inputs]:
+            return (self._group.weights(cell, sums, deferred),)
+
+        return {"inputs": self._guarded(cell.active, run, state["inputs"], state["deferred"])[0]}
+
+    def _guarded(self, active: Any, run: Callable[..., Any], *given: Any) -> Any:
+        """What `run` makes of the first arguments, as many as it returns; where a stage skips it, these."""
+        if not self.skips:
+            return run(*given)
+        count = len(jax.eval_shape(run, *given))
+        return lax.cond(active, lambda *given: tuple(run(*given)), lambda *given: given[:count], *given)
+
+    def _sent(self, leaves: Leaves, step: int) -> Leaves:
+        """What the stage before (or, with -1, after) has, in a ring where there are several rounds."""
+        count = self.table.stages
+        targets = [(s, (s + step) % count) for s in range(count)]
+        pairs = targets if self.table.rounds > 1 else [(a, b) for a, b in targets if b - a == step]
+        return [lax.ppermute(x, self.axis, pairs) if pairs else x for x in leaves]
+
+    def _is_last(self, cell: Cell) -> Any:
+        return (cell.group == self.grouping.groups - 1) & cell.active
+
+    def _turned(self, state: State, cell: Cell) -> tuple[State, Leaves]:
+        """What changes, and the cotangents of the last group's results."""
+        if self.head is None:
+            return {}, [at(leaf, cell.microbatch) for leaf in self.cotangents]
+        is_last, y = self._is_last(cell), [at(leaf, cell.result) for leaf in state["results"]]
+        if self.skips:
+            none = zeros(jax.eval_shape(partial(self._loss_and_cotangents, cell), y))
+            loss, ends, found = lax.cond(is_last, partial(self._loss_and_cotangents, cell), lambda _: none, y)
+        else:
+            loss, ends, found = self._loss_and_cotangents(cell, y)
+        sums = state["loss_inputs"]
+        constants = added(sums.constants, found.constants, is_last)
+        extra = put(sums.extra, found.extra, is_last, cell.microbatch)
+        return {"loss": self._with_loss(state, is_last, loss), "loss_inputs": Inputs(constants, [], extra, [])}, ends
+
+    def _with_loss(self, state: State, is_last: Any, value: Any) -> Any:
+        """The mean so far."""
+        return state["loss"] + jnp.where(is_last, value, 0).astype(state["loss"].dtype) / self.table.microbatches
+
+    def _loss_inputs(self, cell: Cell) -> Inputs:
+        assert self.head is not None
+        given = self.head.given
+        return Inputs(given.constants, [], [at(leaf, cell.microbatch) for leaf in given.extra], [])
+
+    def _loss(self, cell: Cell, y: Leaves) -> Any:
+        assert self.head is not None
+        (value,), _ = self.head.passes.forward(y, self._loss_inputs(cell))
+        return value
+
+    def _loss_and_cotangents(self, cell: Cell, y: Leaves) -> tuple[Any, Leaves, Inputs]:
+        assert self.head is not None
+        inputs = self._loss_inputs(cell)
+        (value,), kept = self.head.passes.forward(y, inputs)
+        ends, found = self.head.passes.backward(inputs, kept, [jnp.full_like(value, self.table.share)])
+        return value, ends, found
+
+    def _no_up(self) -> Leaves:
+        return [jnp.zeros_like(leaf[0]) for leaf in self.batch]
+
+    def _no_down(self) -> Leaves:
+        return inexact(self._no_up())
+
+    def _no_outs(self) -> Leaves:
+        return list(map(jnp.zeros_like, self.batch))
+
+    def _no_x(self) -> Leaves:
+        return inexact(self._no_outs())
+
+    def _no_results(self) -> Leaves:
+        return stacked(self._no_up(), self.slots.results)
+
+    def _no_loss(self) -> Any:
+        assert self.head is not None
+        return sum_of(self.head.passes.outs[0])
+
+    def _no_inputs(self) -> Inputs:
+        given = self.given.inexact()
+        return Inputs(*(list(map(sum_of, each)) for each in (given.constants, given.weights, given.extra, [])))
+
+    def _no_loss_inputs(self) -> Inputs:
+        assert self.head is not None
+        given = self.head.given.inexact()
+        return Inputs(list(map(sum_of, given.constants)), [], list(map(jnp.zeros_like, given.extra)), [])
+
+    def _one_layer(self) -> tuple[Leaves, Inputs]:
+        """Activations and inputs of some layer."""
+        given = self.given
+        return self._no_up(), Inputs(
+            given.constants, [w[0, 0] for w in given.weights], [e[0] for e in given.extra], given.key
+        )
+
+    def _no_kept(self) -> Leaves:
+        types = jax.eval_shape(lambda: self.passes.forward(*self._one_layer())[1])
+        return stacked(types, self.slots.kept[Kind.FORWARD], self.grouping.depth)
+
+    def _no_aux(self) -> Leaves:
+        types = self.passes.outs[len(self.batch) :]
+        return stacked(types, self.table.rounds, self.table.microbatches, self.grouping.depth)
+
+    def _no_deferred(self) -> Leaves:
+        def deferred() -> Leaves:
+            x, inputs = self._one_layer()
+            outs, kept = self.passes.forward(x, inputs)
+            return self.passes.backward_alone(inputs, kept, inexact(outs))[1]
+
+        return stacked(jax.eval_shape(deferred), self.slots.kept[Kind.BACKWARD], self.grouping.depth)
+
+
+_ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
+    Kind.FORWARD: Executor.forward,
+    Kind.BACKWARD: Executor.backward,
+    Kind.WEIGHTS: Executor.weights,
+}
+
+
+def columns_of(slots: Slots, table: Table, part: Table) -> list[np.ndarray[Any, Any]]:
+    """The columns of the segments of a part of a table, each of shape (trips, stages, rows of a trip, columns)."""
+    by_row = dict(zip(map(id, table.rows), slots.columns, strict=True))
+    found = []
+    for trips in part.segments:
+        each = [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in trips]
+        found.append(np.asarray(each, np.int32).swapaxes(1, 2))
+    return found
+
+
+def zeros(types: Any) -> Any:
+    """Zeros of some types."""
+    return jax.tree.map(jnp.zeros_like, types)

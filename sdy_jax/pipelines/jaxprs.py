@@ -1,0 +1,170 @@
+"""Traced functions in parts: calls inlined, what depends on some inputs, what some results need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+Env = dict[Any, Any]
+"""The values of variables."""
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+"""Primitives that call a function, and the parameter that holds it."""
+_CHECKPOINTS = {"checkpoint": "jaxpr", "remat2": "jaxpr"}
+
+
+class Traced:
+    """A function of flat arrays as equations.
+
+    Attributes:
+        jaxpr: its jaxpr.
+    """
+
+    def __init__(self, closed: Any):
+        self.jaxpr, self._consts = closed.jaxpr, closed.consts
+
+    def known(self, inputs: Sequence[Any]) -> Env:
+        """The values of what the equations read."""
+        return dict(zip((*self.jaxpr.constvars, *self.jaxpr.invars), (*self._consts, *inputs), strict=True))
+
+
+def inlined(fun: Callable[..., Any], types: Sequence[Any], checkpoints: bool = False) -> Traced:
+    """A function of flat arrays without the calls in it; if told so, without those to `jax.checkpoint`.
+
+    Calls that state shardings are left as they are.
+    """
+    names = _CALLS | (_CHECKPOINTS if checkpoints else {})
+    traced = Traced(jax.make_jaxpr(fun)(*types))
+    if all(_callee(eqn, names) is None for eqn in traced.jaxpr.eqns):
+        return traced
+    return inlined(lambda *xs: _expanded(traced.jaxpr, traced.known(xs), names), types, checkpoints)
+
+
+def _callee(eqn: Any, names: dict[str, str]) -> Any:
+    """The function that an equation calls, if it is to be inlined."""
+    name = names.get(eqn.primitive.name)
+    stated = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if name is None or any(isinstance(each, jax.sharding.Sharding) for each in stated):
+        return None
+    return eqn.params[name]
+
+
+def _expanded(jaxpr: Any, env: Env, names: dict[str, str]) -> list[Any]:
+    """A jaxpr's results, with the equations of functions that it calls in place of the calls."""
+    for run in _runs(jaxpr.eqns, names):
+        callee = _callee(run[0], names)
+        if callee is None:
+            made = [v for eqn in run for v in eqn.outvars]
+            outs = evaluate(jaxpr, run, env, made)
+        else:
+            made, inner = run[0].outvars, getattr(callee, "jaxpr", callee)
+            outs = jax.core.eval_jaxpr(inner, getattr(callee, "consts", ()), *(_value(env, v) for v in run[0].invars))
+        env.update(zip(made, outs, strict=True))
+    return [_value(env, v) for v in jaxpr.outvars]
+
+
+def _runs(eqns: Sequence[Any], names: dict[str, str]) -> Iterator[list[Any]]:
+    """Equations in order: calls alone, those between them together."""
+    run: list[Any] = []
+    for eqn in eqns:
+        if _callee(eqn, names) is None:
+            run.append(eqn)
+            continue
+        yield from [run] * bool(run)
+        yield [eqn]
+        run = []
+    yield from [run] * bool(run)
+
+
+def _value(env: Env, atom: Any) -> Any:
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def evaluate(jaxpr: Any, eqns: Sequence[Any], env: Env, wanted: Sequence[Any]) -> list[Any]:
+    """The values of variables after some of a jaxpr's equations."""
+    read = [v for v in _reads(eqns, wanted) if v in env]
+    debug = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    part = jaxpr.replace(constvars=[], invars=read, eqns=list(eqns), outvars=list(wanted), debug_info=debug)
+    return list(jax.core.eval_jaxpr(part, [], *(env[v] for v in read)))
+
+
+def _reads(eqns: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+    """The variables that equations, and what is wanted, read; each once."""
+    atoms = (*(v for eqn in eqns for v in eqn.invars), *wanted)
+    return list(dict.fromkeys(v for v in atoms if not isinstance(v, Literal)))
+
+
+def needed(eqns: Sequence[Any], wanted: Iterable[Any]) -> list[Any]:
+    """The equations that make what is wanted, and those with effects."""
+    alive, found = {v for v in wanted if not isinstance(v, Literal)}, []
+    for eqn in reversed(eqns):
+        if eqn.effects or not alive.isdisjoint(eqn.outvars):
+            alive.update(v for v in eqn.invars if not isinstance(v, Literal))
+            found.append(eqn)
+    return found[::-1]
+
+
+def dependent(eqns: Sequence[Any], inputs: Iterable[Any]) -> set[Any]:
+    """Some inputs, and the variables whose values depend on them."""
+    found = set(inputs)
+    for eqn in eqns:
+        if any(not isinstance(v, Literal) and v in found for v in eqn.invars):
+            found.update(eqn.outvars)
+    return found
+
+
+def _size(v: Any) -> int:
+    return int(v.aval.size * v.aval.dtype.itemsize)
+
+
+def _is_light(eqn: Any) -> bool:
+    """Whether an equation computes element by element; those that contract, or move, name their dimensions."""
+    shapes = {v.aval.shape for v in (*eqn.invars, *eqn.outvars) if v.aval.shape}
+    return len(shapes) == 1 and "dimension_numbers" not in eqn.params and not eqn.effects
+
+
+class Cut:
+    """A traced function cut in two: what its first results need, and the rest, which reads what that has made.
+
+    Attributes:
+        inputs: its input variables.
+        crossing: the variables that the second part reads of the first one, or of the inputs.
+    """
+
+    def __init__(self, traced: Traced, firsts: int):
+        jaxpr = traced.jaxpr
+        self._traced, self.inputs = traced, list(jaxpr.invars)
+        self._firsts, self._rest = list(jaxpr.outvars[:firsts]), list(jaxpr.outvars[firsts:])
+        self._before = needed(jaxpr.eqns, self._firsts)
+        done = set(map(id, self._before))
+        self._after = needed([eqn for eqn in jaxpr.eqns if id(eqn) not in done], self._rest)
+        self._advance()
+        self.crossing = self._crossing()
+
+    def _crossing(self) -> list[Any]:
+        made = {v for eqn in self._after for v in eqn.outvars}
+        return [v for v in _reads(self._after, self._rest) if v not in made]
+
+    def _advance(self) -> None:
+        """Moves equations to the first part by which less crosses: a product of two arrays that nothing else reads."""
+        for eqn in list(self._after):
+            others = [each for each in self._after if each is not eqn]
+            crossing = set(self._crossing())
+            read = [v for v in eqn.invars if not isinstance(v, Literal)]
+            freed = {v for v in read if v not in _reads(others, self._rest)}
+            if _is_light(eqn) and crossing.issuperset(read) and sum(map(_size, freed)) > sum(map(_size, eqn.outvars)):
+                self._before, self._after = [*self._before, eqn], others
+
+    def first(self, inputs: Sequence[Any]) -> tuple[list[Any], Env]:
+        """The first results, and the values of all crossing variables."""
+        wanted = [*self._firsts, *self.crossing]
+        values = evaluate(self._traced.jaxpr, self._before, self._traced.known(inputs), wanted)
+        count = len(self._firsts)
+        return values[:count], dict(zip(self.crossing, values[count:], strict=True))
+
+    def second(self, crossing: Env) -> list[Any]:
+        """The other results."""
+        return evaluate(self._traced.jaxpr, self._after, crossing, self._rest)

@@ -1,0 +1,140 @@
+"""`pipeline`: layers over a mesh axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
+from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_same_length, leaves_of, rounds_of
+from sdy_jax.pipelines.group_passes import Grouping
+from sdy_jax.pipelines.program import Program, Values
+from sdy_jax.pipelines.region import region_of
+from sdy_jax.pipelines.schedules import pipeline_schedule
+from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
+
+
+def pipeline(
+    layer: Callable[..., Any],
+    weights: Any,
+    x: Any,
+    extra: Any = None,
+    *,
+    axis: str = "stage",
+    microbatches: int = 8,
+    schedule: str = "1f1b",
+    rounds: int | None = None,
+    key: Any = None,
+    has_aux: bool = False,
+    loss: Callable[..., Any] | None = None,
+    targets: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Any:
+    """Runs a stack of layers over a mesh axis, like `jax.lax.scan` of `layer` over `weights`, microbatch by microbatch.
+
+    Values and derivatives are those of the scan, up to the order of floating-point sums, for layers that treat the
+    rows of a batch alike. It works in `jax.jit`, in `sdy.partition`, under `jax.grad` and the like, on Auto axes;
+    inside of a stage other axes are partitioned as elsewhere. What the layer closes over is differentiated too, and
+    may be traced. Outside of both it is compiled at each call. Forward-mode derivatives (`jax.jvp`) there are none.
+
+    Stages run in lockstep, trip by trip, and send activations forward and cotangents back along the axis, each beside
+    the other's computing. With `S` stages, `M` microbatches and `R` rounds, a stage waits for:
+
+    | schedule | share of the time | microbatches held at most |
+    |---|---|---|
+    | "gpipe" | (S-1) / (M+S-1) | M |
+    | "1f1b" | (S-1) / (M+S-1) | 2S-1 |
+    | "interleaved" | (S-1) / (RM+S-1), where S divides M | (R+1)S-1, of groups of 1/R of the layers |
+    | "zero_bubble" | (S-1) / (1.5M+S-1), if gradients of weights take a third | 2S-1, and S for gradients of weights |
+
+    What is held of a microbatch is what the backward pass reads of it, as for a scan: wrap `layer` in `jax.checkpoint`
+    to hold the activations between layers alone. What depends on weights only is computed again.
+
+    Without `loss`, cotangents of all results come at once, after the last forward row. "gpipe" keeps all microbatches
+    until then. The other schedules keep none of them, and run the forward rows once more with the backward rows: a
+    training step takes up to a third more work. With `loss`, one run computes the loss and all gradients, and sends no
+    results.
+
+    Args:
+        layer: `layer(weights, x)`, then `extra` and `key` if they are given: from one layer's weights and activations
+            to activations of the same types. With `has_aux`, to these and auxiliary results. It may communicate over
+            no mesh axis by itself, but for `shard_map`s over other axes.
+        weights: a tree of arrays whose first dimension is that of layers. Split it over `axis`, `P("stage", ...)`, so
+            that each stage holds its own; with several rounds, or where stages do not divide the layers, they are
+            moved there (missing layers are computed with the last one's weights, and dropped).
+        x: activations, a tree of arrays whose first dimension is the batch.
+        extra: a tree that every layer reads, with the batch first; each layer sees the rows of its microbatch.
+        axis: the mesh axis of the stages.
+        microbatches: into how many the batch is cut. Microbatch `m` has the rows `m`, `m + microbatches`, and so on.
+        schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble".
+        rounds: how many groups of layers each stage holds, for "interleaved"; 2 unless given.
+        key: a random key; each layer gets `fold_in(fold_in(key, layer), microbatch)`.
+        has_aux: whether `layer` returns `(x, aux)`.
+        loss: `loss(x)`, or `loss(x, targets)`: from the last activations of a microbatch to a number. It is computed on
+            the last stage, in turn with the layers; parameters of it are what it closes over.
+        targets: a tree with the batch first, for `loss`.
+        mesh: the mesh, where it is not the partition's or that of `jax.set_mesh`.
+
+    Returns:
+        The activations after the last layer, a tree like `x`; with `has_aux`, these and a tree of arrays of shape
+        (layers, microbatches, ...). With `loss`, the mean of the losses of all microbatches.
+
+    Raises:
+        ShardingError: there is no mesh or no such axis, or the code around is manual on it.
+        ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
+            divide; a layer that changes the types of activations; a loss that is no number.
+        UnsupportedError: `has_aux` with `loss`; a mesh with Explicit axes.
+
+    Example:
+        >>> mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+        >>> weights, x = jax.numpy.ones((8, 16, 16)) / 16, jax.numpy.ones((32, 16))
+        >>> pipeline(lambda w, x: jax.numpy.tanh(x @ w), weights, x, microbatches=4, mesh=mesh).shape
+        (32, 16)
+    """
+    _check_batch(x, extra, targets, microbatches)
+    region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
+    table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
+    layers = check_same_length(leaves_of(weights, "weights"), "the number of layers")
+    groups = region.stages * rounds
+    grouping = Grouping(layers, -(-layers // groups), groups)
+    if loss is not None and has_aux:
+        raise UnsupportedError(_AUX_BESIDE_LOSS)
+    parts = partial(jax.tree.map, lambda leaf: cut(strong(leaf), microbatches))
+    batch, extra, targets = parts(x), parts(extra), parts(targets)
+    stacks = jax.tree.map(lambda leaf: grouped(strong(leaf), grouping, region.stages), weights)
+    one = partial(jax.tree.map, lambda leaf: leaf[0])
+    rest = [*[one(extra)] * (extra is not None), *[key] * (key is not None)]
+    traced = trace_layer(region, layer, has_aux, one(batch), one(one(one(stacks))), *rest)
+    head = None if loss is None else trace_loss(region, loss, one(batch), *[one(targets)] * (targets is not None))
+    program = Program(region, table, grouping, traced.call, None if head is None else head.call, traced.aux)
+    values = Values(
+        weights=jax.tree.leaves(stacks),
+        batch=jax.tree.leaves(batch),
+        extra=jax.tree.leaves(extra),
+        key=jax.tree.leaves(key),
+        constants=traced.constants,
+        targets=jax.tree.leaves(targets),
+        loss_constants=[] if head is None else head.constants,
+    )
+    outs, aux = program(values)
+    if head is not None:
+        return outs.astype(head.aux[0].dtype)
+    y = jax.tree.unflatten(jax.tree.structure(x), map(joined, outs))
+    return (y, traced.with_aux([ungrouped(leaf, grouping) for leaf in aux])) if has_aux else y
+
+
+_AUX_BESIDE_LOSS = (
+    "pipeline: has_aux with loss: gradients are computed before anything outside can depend on auxiliary results; "
+    "to fix: let activations carry what the loss needs of them, in an array with the batch first, or leave loss out"
+)
+
+
+def _check_batch(x: Any, extra: Any, targets: Any, microbatches: int) -> None:
+    batch = leaves_of(x, "x")
+    check_no_keys(batch)
+    rows = [*batch, *leaves_of(extra, "extra"), *leaves_of(targets, "targets")]
+    check_microbatches(microbatches, check_same_length(rows, "the batch"), batch[0][0])

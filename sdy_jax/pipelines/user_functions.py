@@ -1,0 +1,86 @@
+"""The user's layer and loss, traced as functions of leaves, with what they close over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sdy_jax.errors import ArgumentError
+from sdy_jax.pipelines.checks import check_loss, check_same_types
+from sdy_jax.pipelines.region import Region
+
+
+@dataclass(frozen=True)
+class TracedFunction:
+    """A function of leaves.
+
+    Attributes:
+        jaxpr: of it.
+        constants: what it closes over.
+        aux: types of the results, of a layer those after the activations.
+        structure: the tree of these.
+    """
+
+    jaxpr: Any
+    constants: list[Any]
+    aux: list[Any]
+    structure: Any
+
+    def call(self, constants: Sequence[Any], *leaves: Any) -> list[Any]:
+        """Its results, with other arrays in place of the constants."""
+        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *leaves))
+
+    def with_aux(self, leaves: Sequence[Any]) -> Any:
+        """Auxiliary results in the user's structure."""
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def trace_layer(
+    region: Region, layer: Callable[..., Any], has_aux: bool, x: Any, weights: Any, *rest: Any
+) -> TracedFunction:
+    """A layer, called with `(weights, x, *rest)`.
+
+    Raises:
+        ArgumentError: it makes other activations than it takes.
+    """
+
+    def called(x: Any, weights: Any, *rest: Any) -> tuple[Any, Any]:
+        made = layer(weights, x, *rest)
+        if not has_aux:
+            return strong(made), ()
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ArgumentError(
+                "pipeline: with has_aux=True layer returns a tuple of activations and auxiliary results"
+            )
+        return strong(made[0]), strong(made[1])
+
+    closed, (y, aux) = _traced(region, called, (x, weights, *rest))
+    check_same_types(x, y)
+    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
+
+
+def trace_loss(region: Region, loss: Callable[..., Any], *args: Any) -> TracedFunction:
+    """A loss, called with the last activations and, if there are any, the targets.
+
+    Raises:
+        ArgumentError: it is not one number.
+    """
+    closed, made = _traced(region, loss, args)
+    check_loss(made)
+    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(made), jax.tree.structure(made))
+
+
+def strong(tree: Any) -> Any:
+    """Arrays whose types are not weak, so that they stay the same from layer to layer."""
+    return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.asarray(x).dtype), tree)
+
+
+def _traced(region: Region, fun: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A function as a jaxpr of leaves, and the types of its results as a tree."""
+    leaves, structure = jax.tree.flatten(args)
+    return region.traced(lambda *xs: fun(*jax.tree.unflatten(structure, xs)), leaves)

@@ -1,0 +1,195 @@
+"""Random pipelines: layers, trees, stages, schedules and meshes, each beside the scan that it equals."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+
+WIDTH = 4
+MESHES = [(1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1), (2, 2, 1), (4, 1, 2), (2, 2, 2), (3, 2, 1)]
+"""Sizes of `stage`, `data` and `model`."""
+
+
+def mesh_of(sizes: tuple[int, ...]) -> jax.sharding.Mesh:
+    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
+    return jax.sharding.Mesh(devices, ("stage", "data", "model"), axis_types=(AxisType.Auto,) * 3)
+
+
+@dataclass
+class Case:
+    """One pipeline; `options` are those of `sdy.pipeline`."""
+
+    seed: int
+    sizes: tuple[int, ...]
+    layers: int
+    batch: int
+    dtype: Any
+    has_extra: bool
+    has_aux: bool
+    has_loss: bool
+    has_key: bool
+    has_counter: bool
+    is_checkpointed: bool
+    is_jitted: bool
+    is_partitioned: bool
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def draw(seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    flip = lambda share=0.5: bool(rng.random() < share)  # noqa: E731
+    schedule = str(rng.choice(["gpipe", "1f1b", "interleaved", "zero_bubble"]))
+    microbatches = int(rng.integers(1, 7))
+    options: dict[str, Any] = {"schedule": schedule, "microbatches": microbatches}
+    if schedule == "interleaved":
+        options["rounds"] = int(rng.integers(1, 4))
+    has_loss = flip()
+    return Case(
+        seed=seed,
+        sizes=MESHES[rng.integers(len(MESHES))],
+        layers=int(rng.integers(1, 10)),
+        batch=microbatches * int(rng.integers(1, 5)),
+        dtype=[jnp.float64, jnp.float32, jnp.bfloat16][int(rng.choice(3, p=[0.6, 0.2, 0.2]))],
+        has_extra=flip(),
+        has_aux=not has_loss and flip(),
+        has_loss=has_loss,
+        has_key=flip(0.3),
+        has_counter=flip(0.3),
+        is_checkpointed=flip(),
+        is_jitted=flip(0.3),
+        is_partitioned=flip(),
+        options=options,
+    )
+
+
+def arrays(case: Case) -> dict[str, Any]:
+    rng = np.random.default_rng(case.seed + 1)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape) * 0.5, case.dtype)  # noqa: E731
+    x = {"h": normal(case.batch, WIDTH), "gate": normal(case.batch, 1)}
+    if case.has_counter:
+        x["passed"] = jnp.asarray(rng.integers(0, 5, case.batch))
+    return {
+        "weights": {
+            "up": normal(case.layers, WIDTH, 8),
+            "down": normal(case.layers, 8, WIDTH),
+            "id": jnp.arange(case.layers),
+        },
+        "x": x,
+        "extra": {"shift": normal(case.batch, WIDTH), "mask": jnp.asarray(rng.integers(0, 2, (case.batch, WIDTH)))},
+        "shared": normal(WIDTH),
+        "head": normal(WIDTH),
+        "targets": normal(case.batch),
+    }
+
+
+def layer_of(case: Case, shared: Any) -> Callable[..., Any]:
+    """A layer that closes over an array, with what the case asks for."""
+
+    def layer(w: Any, x: Any, *rest: Any) -> Any:
+        given = list(rest)
+        h = x["h"] * shared
+        if case.has_extra:
+            extra = given.pop(0)
+            h = jnp.where(extra["mask"] > 0, h + extra["shift"], h)
+        if case.has_key:
+            h = h * jax.random.bernoulli(given.pop(0), 0.8, h.shape).astype(h.dtype)
+        inner = jnp.tanh(h @ w["up"]) * (1 + w["id"].astype(h.dtype) / 8)
+        made = x | {"h": x["h"] + (inner @ w["down"]) * jnp.tanh(x["gate"])}
+        if case.has_counter:
+            made["passed"] = x["passed"] + w["id"]
+        aux = {"norm": jnp.mean(inner**2), "count": jnp.sum(inner > 0)}
+        return (made, aux) if case.has_aux else made
+
+    made = jax.jit(layer) if case.is_jitted else layer
+    return jax.checkpoint(made) if case.is_checkpointed else made
+
+
+def loss(y: Any, targets: Any, head: Any) -> Any:
+    value = jnp.mean((y["h"] @ head - targets) ** 2)
+    return value.astype(jnp.float32) if value.dtype == jnp.bfloat16 else value
+
+
+def parts(tree: Any, microbatches: int) -> list[Any]:
+    return [jax.tree.map(operator.itemgetter(slice(m, None, microbatches)), tree) for m in range(microbatches)]
+
+
+def plain(case: Case, key: Any, given: dict[str, Any]) -> Any:
+    """The same by scans over the layers, one for each microbatch, and their results as the pipeline has them."""
+    count, layer = case.options["microbatches"], layer_of(case, given["shared"])
+    outs = []
+    for m, (x, extra, targets) in enumerate(
+        zip(*(parts(given[n], count) for n in ("x", "extra", "targets")), strict=True)
+    ):
+
+        def step(x: Any, xs: Any, m: int = m, extra: Any = extra) -> Any:
+            w, index = xs
+            keys = [jax.random.fold_in(jax.random.fold_in(key, index), m)] * case.has_key
+            made = layer(w, x, *[extra] * case.has_extra, *keys)
+            return made if case.has_aux else (made, None)
+
+        y, aux = lax.scan(step, x, (given["weights"], jnp.arange(case.layers)))
+        outs.append(loss(y, targets, given["head"]) if case.has_loss else (y, aux))
+    if case.has_loss:
+        return sum(outs) / count
+    y = jax.tree.map(lambda *xs: jnp.stack(xs, 1).reshape(-1, *xs[0].shape[1:]), *(out[0] for out in outs))
+    return (y, jax.tree.map(lambda *xs: jnp.stack(xs, 1), *(out[1] for out in outs))) if case.has_aux else y
+
+
+def piped(case: Case, key: Any, given: dict[str, Any]) -> Any:
+    options = dict(case.options, has_aux=case.has_aux, key=key if case.has_key else None)
+    if case.has_loss:
+        options |= {"loss": partial(lambda head, y, t: loss(y, t, head), given["head"]), "targets": given["targets"]}
+    extra = given["extra"] if case.has_extra else None
+    if not case.is_partitioned:
+        options["mesh"] = mesh_of(case.sizes)
+    return sdy.pipeline(layer_of(case, given["shared"]), given["weights"], given["x"], extra, **options)
+
+
+def number(out: Any) -> Any:
+    """One number that depends on all of a function's results."""
+    leaves = [x for x in jax.tree.leaves(out) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return sum(
+        jnp.sum(jnp.sin(x.astype(jnp.float32 if x.dtype == jnp.bfloat16 else x.dtype)) * (i + 1))
+        for i, x in enumerate(leaves)
+    )
+
+
+def compare(case: Case) -> None:
+    """Values and derivatives with respect to all arrays are those of the scan."""
+    given, key = arrays(case), jax.random.key(case.seed)
+    is_inexact = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)  # noqa: E731
+    moving = jax.tree.map(lambda x: x if is_inexact(x) else None, given)
+
+    def both(fun: Callable[..., Any], moving: Any, given: Any) -> Any:
+        def of(moving: Any) -> Any:
+            whole = jax.tree.map(lambda a, b: b if a is None else a, moving, given, is_leaf=lambda x: x is None)
+            out = fun(case, key, whole)
+            return number(out), out
+
+        return jax.grad(of, has_aux=True)(moving)
+
+    wanted = jax.jit(partial(both, plain))(moving, given)
+    if case.is_partitioned:
+        specs = {name: P("data") for name in given} | {"weights": P("stage"), "shared": P(), "head": P()}
+        run = sdy.partition(partial(both, piped), mesh=mesh_of(case.sizes), in_shardings=(specs, specs))
+    else:
+        run = jax.jit(partial(both, piped))
+    found = run(moving, given)
+    tolerance = {jnp.float64: 1e-9, jnp.float32: 1e-4, jnp.bfloat16: 0.06}[case.dtype]
+    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(wanted)[0], jax.tree.leaves(found), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape, (path, a, b)
+        a, b = np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64)
+        scale = 1 + np.max(np.abs(a), initial=0)
+        assert np.max(np.abs(a - b), initial=0) <= tolerance * scale, (path, np.max(np.abs(a - b)), scale)
