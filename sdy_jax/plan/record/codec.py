@@ -1,6 +1,6 @@
 """Records as JSON and back: dataclasses as objects of the fields that differ from their defaults.
 
-Places, frames and tensors, of which many are alike, stand once in tables, and by their numbers elsewhere.
+Places, frames, tensors and choices, of which many are alike, stand once in tables, and by their numbers elsewhere.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.record.border import RecordedFrame, RecordedPlace, RecordedTensor
+from sdy_jax.plan.record.choices import RecordedChoice, RecordedLayout
 
-_TABLES: dict[type, str] = {RecordedFrame: "frames", RecordedPlace: "places", RecordedTensor: "tensors"}
+_TABLES: dict[type, str] = {
+    RecordedFrame: "frames",
+    RecordedPlace: "places",
+    RecordedTensor: "tensors",
+    RecordedLayout: "layouts",
+    RecordedChoice: "choices",
+}
 """What stands in tables; what others contain comes first."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sdy_jax.plan.record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
+from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.printing import Printed
 from sdy_jax.plan.record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan.record.propagation import RecordedPropagation
@@ -187,6 +188,8 @@ class RecordedPlan(Printed):
     propagation: RecordedPropagation | None = None
     meshes: tuple[RecordedComparedMesh, ...] = ()
     blocked: tuple[RecordedInParts, ...] = ()
+    choices: RecordedChoices | None = None
+    is_edited: bool = False
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:
