@@ -170,5 +170,7 @@ class LayoutSearch:
 
     def best(self, fitting: Sequence[PartitionedProgram]) -> PartitionedProgram:
         """The best of the trials that fit; the proposal, where no other one saves enough."""
+        if len(fitting) == 1:
+            return fitting[0]
         best = self.budget.best(fitting)
         return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best

@@ -29,6 +29,7 @@ from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.recording.record import versions
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.type_text import bytes_text
 
 ON_CHANGE = ("error", "replan")
 
@@ -90,6 +91,7 @@ class PinnedPlan:
             plan = build_plan(name, program, own, source, kept=self._choices)
         else:
             self._verify(plan)
+            self._check_memory(plan, given)
             if digest_of(program_text(plan.stages["partitioned"])) == self._choices.partitioned:
                 return plan
         self._check_whether_changed(plan)
@@ -124,6 +126,21 @@ class PinnedPlan:
                     f"{self.where} was made with {option}={kept!r}, and the function says {option}={stated!r}; to fix: "
                     f"say the same, or save the plan again"
                 )
+
+    def _check_memory(self, plan: Plan, given: PlannedWith) -> None:
+        """Warns where devices have less memory than the plan takes.
+
+        Raises:
+            PinnedPlanError: the function states that it may take less.
+        """
+        peak, stated, has = plan.memory.peak, given.policy.memory, given.target.memory
+        if stated is not None and peak > stated:
+            raise PinnedPlanError(
+                f"{self.where} holds {bytes_text(peak)} on each device, and memory= allows {bytes_text(stated)}; to "
+                "fix: leave memory= out, or pin a plan that was made with it"
+            )
+        if has and peak > has:
+            warn_of([f"{self.where} holds {bytes_text(peak)} on each device, which have {bytes_text(has)}"])
 
     def _verify(self, plan: Plan) -> None:
         """

@@ -101,8 +101,9 @@ ROOMS = {
         "lowering.solve lowering.whole_program passes plan.record plan.border"
     ),
     "plan.pinning": (
-        "errors representation ir annotate lowering.targets lowering.costs lowering.collectives lowering.strategies "
-        "lowering.interface lowering.candidates lowering.proposal lowering.insert plan.record plan.border"
+        "errors representation ir annotate op_rules lowering.targets lowering.costs lowering.collectives "
+        "lowering.strategies lowering.interface lowering.candidates lowering.proposal lowering.insert plan.record "
+        "plan.border"
     ),
     "plan.cache": (
         "errors files representation ir annotate lowering.interface lowering.recomputation plan.record plan.border "

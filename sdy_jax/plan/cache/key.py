@@ -92,7 +92,6 @@ def _of_program(program: Program) -> Iterator[str]:
         yield repr(sorted(found))
     yield repr((program.is_typed, program.unchecked))
     yield repr([(info.shape, str(info.dtype)) for info in (*program.in_info, *program.out_info)])
-    yield f"{program.in_tree} {program.out_tree}"
 
 
 @cache

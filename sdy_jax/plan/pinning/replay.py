@@ -17,6 +17,7 @@ from sdy_jax.lowering.proposal.choices import Kind as RewriteKind
 from sdy_jax.lowering.proposal.choices import Rewrite
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.plan.pinning.layouts import layout_from
 from sdy_jax.plan.pinning.op_choices import types_of
 from sdy_jax.plan.record.choices import (
@@ -105,7 +106,7 @@ class ChoiceReader:
             if choice.layouts:
                 ops[number] = self._decision(op, choice)
             if choice.edges:
-                edges[number] = [layout_from(each, self._mesh_name) for each in choice.edges]
+                edges[number] = self._edges(op, choice)
             if choice.operand is not None:
                 operands[number] = self._layout(op, 0, choice.operand)
             shared.update(self._shared(number, op, choice))
@@ -123,7 +124,7 @@ class ChoiceReader:
                 if choice.layouts:
                     ops[number] = self._decision(op, choice)
                 if choice.edges:
-                    edges[number] = [layout_from(each, self._mesh_name) for each in choice.edges]
+                    edges[number] = self._edges(op, choice)
         return LayoutPlan(ops, {}, edges)
 
     def _shared(self, number: int, op: Op, choice: RecordedChoice) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
@@ -142,9 +143,21 @@ class ChoiceReader:
                 said = ", ".join(f"<{sharding}>" for sharding in shardings)
                 raise SdyError(f"{op.source}: {op.name} cannot run in the layouts that the file states: {said}")
             inside = tuple(map(_inside, choice.inside))
+            tensors, factors = [each.tensor for each in inside], choice.gathered
+            if not {*tensors} <= {*range(len(shardings))} or not {*factors} <= {*range(len(kind.rule.factor_sizes))}:
+                raise SdyError(f"{op.source}: {op.name} has no such tensors, or factors, as the file states")
             strategy = self._strategy(op, kind, choice)
             self._decided[key] = Decision(kind, shardings, choice.gathered, inside, strategy)
         return self._decided[key]
+
+    def _edges(self, op: Op, choice: RecordedChoice) -> list[TensorSharding]:
+        owners, found = [edge.owner for edge in edges_of(op)], list[TensorSharding]()
+        if len(owners) != len(choice.edges):
+            raise SdyError(f"{op.source}: {len(choice.edges)} layouts for the {len(owners)} edges of {op.name}")
+        for owner, recorded in zip(owners, choice.edges, strict=True):
+            found.append(layout_from(recorded, self._mesh_name))
+            verify_sharding(found[-1], self._graph.meshes, owner.shape, f"{op.source}: the layout that the file states")
+        return found
 
     def _strategy(self, op: Op, kind: Kind, choice: RecordedChoice) -> Strategy | None:
         if not choice.strategy:
