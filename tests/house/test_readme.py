@@ -121,7 +121,10 @@ def test_its_plan_can_be_asserted_on(names):
 
 def test_plans_are_kept_compared_and_limited(names, capsys):
     made = dict(names)
-    assert printed(capsys, lambda: executed(block("plan.assert_collectives("), made, "mlp.py")) == "plan of mlp: no differences\n"
+    assert (
+        printed(capsys, lambda: executed(block("plan.assert_collectives("), made, "mlp.py"))
+        == "plan of mlp: no differences\n"
+    )
     with pytest.raises(AssertionError, match="all_reduce: 1 per call, expected 4"):
         made["plan"].assert_collectives(all_reduce=4)
     within, arguments = made["mlp_within"], (names["x"], names["weights"])
