@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from plan_edits import MLP
 
@@ -109,6 +110,83 @@ def test_a_plan_is_pinned_as_well_as_its_file(file):
     plan.save(file)
     for given in (plan, plan.record(choices=True), sdy.load_plan(file), file, str(file)):
         assert of(step, plan=given).plan(W, X).mlir() == plan.mlir()
+
+
+LINE = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T) @ v
+
+
+def deep(w, x):
+    def value(w):
+        h = x
+        for _ in range(6):
+            h = checkpoint_name(jnp.tanh(h @ w["up"]) @ w["down"], "h")
+        return h.sum()
+
+    return jax.grad(value)(w)
+
+
+REWRITTEN = {
+    "in parts": (attention, [array(2048, 16) for _ in range(3)], (P("x"), None, None), 0.25),
+    "computed again": (deep, [W[0], array(1024, 32)], (None, P("x")), 0.7),
+}
+
+
+@pytest.mark.parametrize("how", REWRITTEN)
+@pytest.mark.parametrize("costs", [None, sdy.CostModel.of_machine("tpu v5e", ["x"])], ids=["bytes", "v5e"])
+def test_what_is_rewritten_for_memory_is_rewritten_as_it_was(file, searches, how, costs):
+    fun, arguments, specs, share = REWRITTEN[how]
+    given = {"mesh": LINE, "in_shardings": specs}
+    limit = share * of(fun, **given, costs=costs).plan(*arguments).memory.peak
+    plan = of(fun, **given, costs=costs, memory=limit).plan(*arguments)
+    assert plan.blocked or plan.recomputed
+    plan.save(file)
+    searches.clear()
+    pinned = of(fun, **given, plan=file)
+    found = pinned.plan(*arguments)
+    assert found.mlir() == plan.mlir() and not found.diff(plan) and not searches
+    assert (found.recomputed is None) == (plan.recomputed is None) and len(found.blocked) == len(plan.blocked)
+    assert found.record().recomputed == plan.record().recomputed and found.record().blocked == plan.record().blocked
+    assert found.record(choices=True).choices == sdy.load_plan(file).choices
+    same(pinned(*arguments), jax.jit(fun)(*arguments))
+
+
+def test_less_memory_than_the_plan_takes_is_refused(file):
+    of(step).plan(W, X).save(file)
+    with pytest.raises(sdy.PinnedPlanError, match=r"holds .* on each device, and memory= allows 1.0 KiB"):
+        of(step, plan=file, memory=1024).plan(W, X)
+
+
+def signed(w, x):
+    """Another optimizer without state."""
+    grads = jax.grad(lambda w: jnp.mean(forward(w, x) ** 2))(w)
+    return jax.tree.map(lambda a, b: a - 0.1 * jnp.sign(b), w, grads)
+
+
+def test_an_optimizer_that_sends_the_same_runs(file):
+    plan = of(step).plan(W, X)
+    plan.save(file)
+    pinned = of(signed, plan=file)
+    assert pinned.plan(W, X).fingerprint() == plan.fingerprint()
+    same(pinned(W, X), signed(W, X))
+
+
+def test_an_optimizer_with_state_is_said(file):
+    def with_momentum(w, x, m):
+        grads = jax.grad(lambda w: jnp.mean(forward(w, x) ** 2))(w)
+        m = jax.tree.map(lambda a, b: 0.9 * a + b, m, grads)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, m), m
+
+    of(step).plan(W, X).save(file)
+    given = {"in_shardings": (*SPECS, SPECS[0]), "plan": file}
+    with pytest.raises(sdy.PinnedPlanError, match=r"argument m\[0\]\['down'\]"):
+        of(with_momentum, **given).plan(W, X, W)
+    pinned = of(with_momentum, **given, on_change="replan")
+    with pytest.warns(sdy.PartitionWarning, match="was made anew"):
+        same(pinned(W, X, W), with_momentum(W, X, W))
 
 
 def test_layouts_of_the_border_are_those_of_the_file(file, searches):
