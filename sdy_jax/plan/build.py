@@ -39,7 +39,7 @@ from sdy_jax.plan.cached import PlanEntry
 from sdy_jax.plan.dump import Dump, dump_of, ignore
 from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
 from sdy_jax.plan.importing import imported
-from sdy_jax.plan.keeping import KeptChoices, like_border
+from sdy_jax.plan.keeping import KeptChoices, with_known_border
 from sdy_jax.plan.pinning.border import pinned_border
 from sdy_jax.plan.pinning.replay import Replay
 from sdy_jax.plan.plan import Plan
@@ -84,9 +84,10 @@ def build_plan(
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
             program = on_whole_axes(program)
-            program = program if like is None else like_border(program, like)
-            others = kept or like
-            keep = None if others is None else KeptChoices(others, name, program, is_like=like is not None)
+            keep = None
+            if (others := kept or like) is not None:
+                program = with_known_border(program, others, is_like=like is not None)
+                keep = KeptChoices(others, name, program, is_like=like is not None)
             making = _Making(name, source, given, is_trial, tell, Memo(), keep)
             plan = making.kept(program) if pinned is None else making.pinned(program, pinned)
         if not is_trial:

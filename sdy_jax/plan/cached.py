@@ -110,6 +110,14 @@ class PlanEntry:
 
     def write(self, plan: Plan) -> None:
         """Keeps a plan. Where that is not possible a warning says so, once per folder."""
+        try:
+            self.folder.write(self.key.name, self._bytes(plan))
+        except OSError as error:
+            warnings.warn(f"plans cannot be kept in {self.folder.path}: {error.strerror or error}", stacklevel=2)
+        except Exception as error:  # the plan is there, and runs
+            LOG.warning("the plan of %s cannot be kept: %s: %s", self.name, type(error).__name__, error)
+
+    def _bytes(self, plan: Plan) -> bytes:
         names = (*_KEPT, "traced") if plan.automatic is not None else _KEPT
         stages = {name: plan.stages[name] for name in names if name in plan.stages}
         found = CachedPlan(
@@ -125,9 +133,4 @@ class PlanEntry:
             plan.automatic,
             choices_of(plan, named=False),
         )
-        try:
-            self.folder.write(self.key.name, entry_bytes(self.key.name, found, stages, self.program.module))
-        except KeyError:  # a pass made a call of a function that the program does not have
-            return
-        except OSError as error:
-            warnings.warn(f"plans cannot be kept in {self.folder.path}: {error.strerror or error}", stacklevel=2)
+        return entry_bytes(self.key.name, found, stages, self.program.module)

@@ -5,7 +5,9 @@ Ops are matched by their names, which edits elsewhere do not change, and by what
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Graph
@@ -17,9 +19,10 @@ from sdy_jax.plan.auto_layouts import with_border
 from sdy_jax.plan.pinning.layouts import layout_from
 from sdy_jax.plan.pinning.op_choices import types_of
 from sdy_jax.plan.pinning.replay import ChoiceReader
-from sdy_jax.plan.record.choices import RecordedChoices
+from sdy_jax.plan.record.choices import RecordedBorderLayout, RecordedChoices
 from sdy_jax.plan.record.matching import matched
 from sdy_jax.plan.recording.choices import op_names
+from sdy_jax.representation.sharding import TensorSharding
 
 _Entry = tuple[int, str, str, tuple[str, ...]]
 """An op: its number, its name, its kind, and its types."""
@@ -67,23 +70,35 @@ def _of_any_size(entry: _Entry) -> object:
     return entry[1:3]
 
 
-def like_border(program: Program, recorded: RecordedChoices) -> Program:
-    """A program with the layouts of a plan for its arguments and results of the same paths and ranks, where none are
-    stated or they are left to the planner."""
-    arguments, results = ({each.path: each.layout for each in side} for side in (recorded.arguments, recorded.results))
+def with_known_border(program: Program, recorded: RecordedChoices, is_like: bool) -> Program:
+    """A program with the layouts of a plan for its arguments and results of the same paths and ranks: for those that
+    are left to the planner, and, where it `is_like` that one, those of which nothing is stated."""
     main, first = main_function(program.module), len(program.constants)
-    stated = function_shardings(main, "arg_attrs")[first:], function_shardings(main, "res_attrs")
-    found = [
-        {
-            index: layout
-            for index, (path, own) in enumerate(zip(paths, given, strict=True))
-            if path in known and (own is None or index in automatic)
-            for layout in [layout_from(known[path], program.mesh_name)]
-            if layout.rank == len(types[index].shape) and layout.mesh == program.mesh_name
-        }
-        for known, paths, given, automatic, types in (
-            (arguments, program.inputs, stated[0], program.automatic_arguments, program.in_info),
-            (results, program.outputs, stated[1], program.automatic_results, program.out_info),
-        )
-    ]
-    return with_border(program, (found[0], found[1]))
+    arguments = _Side(program.inputs, program.in_info, program.automatic_arguments, recorded.arguments)
+    results = _Side(program.outputs, program.out_info, program.automatic_results, recorded.results)
+    given, returned = function_shardings(main, "arg_attrs")[first:], function_shardings(main, "res_attrs")
+    mesh_name = program.mesh_name
+    return with_border(
+        program,
+        (dict(arguments.known(given, mesh_name, is_like)), dict(results.known(returned, mesh_name, is_like))),
+    )
+
+
+class _Side(NamedTuple):
+    """The arguments, or the results, of a program, and what a plan says of such."""
+
+    paths: Sequence[str]
+    types: Sequence[Any]
+    automatic: Collection[int]
+    recorded: Sequence[RecordedBorderLayout]
+
+    def known(
+        self, stated: Sequence[TensorSharding | None], mesh_name: str, is_like: bool
+    ) -> Iterator[tuple[int, TensorSharding]]:
+        """The layouts that the plan has, by index."""
+        layouts = {each.path: each.layout for each in self.recorded}
+        for index, (path, own) in enumerate(zip(self.paths, stated, strict=True)):
+            if path in layouts and (index in self.automatic or (is_like and own is None)):
+                found = layout_from(layouts[path], mesh_name)
+                if found.rank == len(self.types[index].shape) and found.mesh == mesh_name:
+                    yield index, found

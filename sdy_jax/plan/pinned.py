@@ -24,6 +24,7 @@ from sdy_jax.plan.pinning.setting import planned_with_from
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.diff import diff
+from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import load_plan
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.recording.record import versions
@@ -88,15 +89,16 @@ class PinnedPlan:
         try:
             plan = build_plan(name, program, own, source, pinned=self._choices)
         except DoesNotFit:
-            plan = build_plan(name, program, own, source, kept=self._choices)
+            plan, fits = build_plan(name, program, own, source, kept=self._choices), False
         else:
             self._verify(plan)
-            self._check_memory(plan, given)
-            if digest_of(program_text(plan.stages["partitioned"])) == self._choices.partitioned:
-                return plan
-        self._check_whether_changed(plan)
+            fits = True
+        self._check_memory(plan, given)
+        if fits and digest_of(program_text(plan.stages["partitioned"])) == self._choices.partitioned:
+            return plan
         plan = replace(plan, device_kind=self._record.mesh.device_kind)
         found = diff(self._record, plan)
+        self._check_whether_changed(plan, found)
         if not found:
             return plan
         if on_change == "replan":
@@ -157,7 +159,7 @@ class PinnedPlan:
                     f"sdy_jax runs the ops otherwise; {_SAVE}"
                 ) from None
 
-    def _check_whether_changed(self, plan: Plan) -> None:
+    def _check_whether_changed(self, plan: Plan, found: PlanDiff) -> None:
         """
         Raises:
             PinnedPlanError: the program and all versions are those with which the plan was made, and it is another one.
@@ -165,7 +167,9 @@ class PinnedPlan:
         is_same = digest_of(program_text(plan.stages["traced"])) == self._choices.program
         if is_same and self._record.versions == versions():
             raise PinnedPlanError(
-                f"{self.where} says choices of which another program comes than it says: it was edited; {_SAVE}"
+                f"{self.where} says choices of which another program comes than it says:\n{found}\nit was edited, or "
+                f"sdy_jax was, and has the same version; {_SAVE}",
+                found,
             )
 
 
