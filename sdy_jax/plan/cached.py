@@ -25,6 +25,7 @@ from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
 from sdy_jax.plan.importing import imported
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
+from sdy_jax.plan.record.codec import choices_text
 from sdy_jax.plan.recording.choices import choices_of
 
 _KEPT = ("imported", "propagated", "partitioned", "recomputed", "blocked")
@@ -68,13 +69,13 @@ class PlanEntry:
     def _found(self, data: bytes) -> tuple[CachedPlan, dict[str, ir.Operation]]:
         """What an entry says, by the lines of now."""
         entry = Entry(self.key.name, data, self.program.module)
-        plan, stages = entry.plan(lambda location: location), entry.stages
-        if plan.lines == self.key.lines:
-            return plan, stages
+        stages = entry.stages
+        if entry.lines == self.key.lines:
+            return entry.plan(), stages
         before, stages["imported"] = stages["imported"], imported(self.program)
         pairs = [(before, stages["imported"])]
         pairs += [(stages["traced"], self.program.module)] if "traced" in stages else []
-        now = Relocation(pairs, (plan.source, self.source), self.program.module.context)
+        now = Relocation(pairs, (entry.source, self.source), self.program.module.context)
         for name in stages.keys() - {"imported"}:
             now.move(stages[name])
         plan = entry.plan(now.of)
@@ -120,9 +121,8 @@ class PlanEntry:
     def _bytes(self, plan: Plan) -> bytes:
         names = (*_KEPT, "traced") if plan.automatic is not None else _KEPT
         stages = {name: plan.stages[name] for name in names if name in plan.stages}
+        choices = choices_of(plan, named=False)
         found = CachedPlan(
-            self.key.lines,
-            self.source,
             plan.collectives,
             plan.notes,
             plan.layouts,
@@ -131,6 +131,6 @@ class PlanEntry:
             plan.recomputed,
             plan.blocked,
             plan.automatic,
-            choices_of(plan, named=False),
+            choices_text(choices) if choices is not None else None,
         )
-        return entry_bytes(self.key.name, found, stages, self.program.module)
+        return entry_bytes(self.key.name, (self.key.lines, self.source), found, stages, self.program.module)

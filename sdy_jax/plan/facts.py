@@ -25,7 +25,6 @@ from sdy_jax.plan.border.border_specs import specs_of
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.border.planned_with import PlannedWith
 from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
-from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.printing import Printed
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -55,7 +54,8 @@ class PlanFacts(Printed):
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
         blocked: the values that are made part by part, so that no device holds all of its own.
         hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
-        choices: what was searched for, from which the plan is made again without; None of a program on local arrays.
+        choices: what was searched for, from which the plan is made again without; as text where it was found in the
+            cache; None of a program on local arrays.
         planner: makes the plan of another traced program of the same function, under a policy.
         resized: traces the function anew, all sizes of arguments that are the first number being the second.
         device_kind: what the devices call themselves; empty where nobody knows.
@@ -81,7 +81,7 @@ class PlanFacts(Printed):
     hidden_by_work: float = 0.0
     recomputed: Recomputed | None = None
     blocked: tuple[InParts, ...] = ()
-    choices: ProgramChoices | RecordedChoices | None = None
+    choices: ProgramChoices | str | None = None
     planner: Callable[[Program, Policy], Self] | None = None
     resized: Callable[[int, int], Program] | None = None
     device_kind: str = ""

@@ -22,7 +22,6 @@ from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
 from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts
 from sdy_jax.plan.cache.data import Reader, Writer
-from sdy_jax.plan.record.choices import RecordedChoices
 
 _MAGIC = b"sdy_jax plan 1\n"
 _LOCATIONS = "locations"
@@ -34,13 +33,8 @@ _DIGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """What planning found out, but for the stages: as the attributes of `PlanFacts`.
+    """What planning found out, but for the stages: as the attributes of `PlanFacts`."""
 
-    `lines`, `source`: a digest of the lines of the program's source, and the line of its shardings, as they were.
-    """
-
-    lines: str
-    source: str
     collectives: tuple[CollectiveRecord, ...]
     notes: tuple[Note, ...]
     layouts: LayoutChoice | None
@@ -49,18 +43,21 @@ class CachedPlan:
     recomputed: Recomputed | None
     blocked: tuple[InParts, ...]
     automatic: AutomaticLayouts | None
-    choices: RecordedChoices | None
+    choices: str | None
 
 
 class BrokenEntry(Exception):
     """Bytes are no entry, or not all of one."""
 
 
-def entry_bytes(key: str, plan: CachedPlan, stages: Mapping[str, ir.Operation], traced: ir.Operation) -> bytes:
+def entry_bytes(
+    key: str, sources: tuple[str, str], plan: CachedPlan, stages: Mapping[str, ir.Operation], traced: ir.Operation
+) -> bytes:
     """The bytes of an entry.
 
     Args:
         key: of the program, without which it is not taken.
+        sources: a digest of the lines of the program's source, and the line of its shardings.
         plan: what was found out.
         stages: the modules to keep, of one context.
         traced: the program that was traced, whose custom ops they call.
@@ -74,7 +71,7 @@ def entry_bytes(key: str, plan: CachedPlan, stages: Mapping[str, ir.Operation], 
     numbers = {key: str(number) for number, key in enumerate(keys)}
     blobs = {name: _bytecode(module, numbers) for name, module in stages.items()}
     blobs[_LOCATIONS] = _bytecode(_placed(writer.locations, traced.context), {})
-    head = json.dumps({"plan": said, "stages": {name: len(blob) for name, blob in blobs.items()}})
+    head = json.dumps({"sources": sources, "plan": said, "stages": {name: len(blob) for name, blob in blobs.items()}})
     packed = zlib.compress(b"".join([head.encode(), b"\n", *blobs.values()]), 1)
     return _MAGIC + _digest(key, packed) + packed
 
@@ -113,7 +110,8 @@ def _placed(locations: Sequence[ir.Location], context: ir.Context) -> ir.Operati
 
 
 class Entry:
-    """What the bytes of an entry say; `stages`: its modules.
+    """What the bytes of an entry say. `stages`: its modules; `lines`, `source`: a digest of the lines of the program's
+    source, and the line of its shardings, as they were.
 
     Args:
         key: of the program.
@@ -129,14 +127,16 @@ class Entry:
         said = json.loads(first)
         names = {str(number): key for number, key in enumerate(keys_in(traced))}
         self._said, self.stages = said["plan"], dict[str, ir.Operation]()
+        self.lines, self.source = said["sources"]
         for name, blob in _blobs(said["stages"], blobs):
             self.stages[name] = ir.Module.parse(blob, traced.context).operation
             set_keys(self.stages[name], names)
         self._locations = [op.location for op in body_of(self.stages.pop(_LOCATIONS)).operations]
 
-    def plan(self, now: Callable[[ir.Location], ir.Location]) -> CachedPlan:
-        """What planning found out; `now`: says where an op is that was at a location."""
-        found: CachedPlan = Reader(list(map(now, self._locations))).read(CachedPlan, self._said)
+    def plan(self, now: Callable[[ir.Location], ir.Location] | None = None) -> CachedPlan:
+        """What planning found out; `now`: says where an op is that was at a location, where that is elsewhere."""
+        locations = self._locations if now is None else list(map(now, self._locations))
+        found: CachedPlan = Reader(locations).read(CachedPlan, self._said)
         return found
 
 

@@ -20,6 +20,7 @@ from sdy_jax.plan.pinning.layouts import recorded_layout
 from sdy_jax.plan.pinning.op_choices import recorded_layouts
 from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
 from sdy_jax.plan.record.choices import RecordedBorderLayout, RecordedChoices, RecordedRewrite
+from sdy_jax.plan.record.codec import choices_from_text
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.places import Places
 
@@ -38,8 +39,8 @@ def choices_of(plan: Answers, named: bool = True) -> RecordedChoices | None:
     first = _prepared(plan)
     last = first if (stage := plan.stages.get("blocked", plan.stages.get("recomputed"))) is None else Graph(stage)
     names = tuple(op_names(last, plan.name, plan.program)) if named else ()
-    if isinstance(choices, RecordedChoices):
-        return replace(choices, names=names)
+    if isinstance(choices, str):
+        return replace(choices_from_text(choices), names=names)
     return RecordedChoices(
         digest_of(program_text(plan.stages["traced"])),
         digest_of(program_text(plan.stages["partitioned"])),
