@@ -47,6 +47,15 @@ class ContractError(SdyError):
     plan: Any = None
 
 
+class PinnedPlanError(SdyError):
+    """A plan that `plan=` pins is not that of the function, or not as it was written; `diff`: what differs between the
+    two, as `Plan.diff` says it, where that is it."""
+
+    def __init__(self, message: str, diff: Any = None):
+        super().__init__(message)
+        self.diff = diff
+
+
 class ProcessError(SdyError, RuntimeError):
     """The processes of a program do not run the same, or some of them do not come."""
 

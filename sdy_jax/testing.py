@@ -114,7 +114,7 @@ def assert_plan(plan: Plan | PlanRecord, path: str | os.PathLike[str]) -> None:
     record, target = plan.record(), Path(path)
     how = f"to accept it: pytest --sdy-update-plans, or {UPDATE_PLANS}=1, and review the changes of the file"
     if os.environ.get(UPDATE_PLANS, "0") not in ("", "0"):
-        _update(record, target)
+        _update(plan.record(choices=True) if isinstance(plan, Plan) else plan, target)
         return
     if not target.exists():
         raise AssertionError(f"there is no reviewed plan {target}\n{record.headline}\n{how}")

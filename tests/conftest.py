@@ -21,6 +21,7 @@ os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disab
 if version("jaxlib").startswith("0.10.") and find_spec("libtpu") is None:
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["SDY_JAX_CACHE_DIR"] = "0"  # tests see what is planned, whatever jax keeps of other runs
 
 import ctypes
 import gc

@@ -17,7 +17,7 @@ from sdy_jax.ir.operations import CALL, callee_of
 from sdy_jax.lowering.analysis.factors import factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.lowering.strategies.registry import AWAITED, is_forwarding
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.dataflow import edges_of_calls, is_data_flow
 from sdy_jax.propagation.edge_shardings import edge_shardings
@@ -125,7 +125,8 @@ class _PartitionedModule:
                     _fail("V6", op, f"operand {index} is {have}, what it flows into is {want}")
 
     def _check_plain(self, op: Op) -> None:
-        partial = {i: t for i, v in enumerate(op.operands) if (t := self.unreduced(v)).axes}
+        used = op.operands[: AWAITED.get(op.key, len(op.operands))]
+        partial = {i: t for i, v in enumerate(used) if (t := self.unreduced(v)).axes}
         made = [self.unreduced(result) for result in op.results]
         if len(set(made)) > 1:
             _fail("V9", op, f"its results are {', '.join(map(str, made))}")

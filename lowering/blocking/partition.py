@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -15,19 +15,22 @@ from sdy_jax.lowering.blocking.groups import Growth
 from sdy_jax.lowering.blocking.loops import run_in_parts
 from sdy_jax.lowering.blocking.separation import Sizes, tell_apart
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf
+from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts
-from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.lowering.prepare.preparation import PREPARED, prepared
-from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program
+from sdy_jax.lowering.proposal.choices import Follow, Keep, Partitioned, Rewrite
+from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program, rewritten
 from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.schedule.marks import erase_marks
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partition import finished
 from sdy_jax.lowering.whole_program.partition import partition_whole as partition_as_written
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.op_rules import RuleBook
+from sdy_jax.representation.type_text import bytes_text, seconds_text
 
 _TRIES = 4
 """Programs with more and more parts that are planned, at most. Guessed: each is a plan; the last one that holds less is
@@ -55,26 +58,96 @@ _LEAST = 1 / 64
 Guessed: with less, there are loops of many short trips."""
 
 
-def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = ()) -> PartitionReport:
+def partition(
+    module: ir.Operation,
+    setting: Setting,
+    named: Collection[Mark] = (),
+    follow: Follow | None = None,
+    kept: Keep | None = None,
+) -> Partitioned:
     """As `partition_whole`. Where the cheapest program does not fit, values that are held between a forward and
     a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
 
     Args:
         named: the lines and types of values that are held where anything fits by that.
+        follow: gives choices that are known, in place of a search.
+        kept: gives those that are known for some ops, which are kept where a program fits so.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
     """
+    if follow is not None and setting.policy.layouts == "global":
+        return _followed(module, setting, named, follow)
+    if kept is not None and setting.policy.layouts == "global":
+        found = _keeping(module, setting, kept)
+        if found is not None:
+            return found
     if setting.policy.layouts != "global" or not setting.available:
         return partition_as_written(module, setting)
     erase_marks(module)
     search = LayoutSearch(prepared(module, setting), setting)
     program = _best(search, named)
-    fitting = program.search.fitting(program.found)
+    return _finished(module, program, program.search.fitting(program.found))
+
+
+def _finished(module: ir.Operation, program: Program, fitting: Sequence[PartitionedProgram]) -> Partitioned:
+    """Rewrites a module as the best of some trials of a program says."""
     before = None if program.what is None and not program.blocked else _stage(program.search.graph)
-    report = finished(module, program.search, fitting)
+    report, choices = finished(module, program.search, fitting)
     report.recomputed, report.blocked, report.before = program.what, program.blocked, before
-    return report
+    saved = program.what.bytes if program.what is not None else 0.0
+    return Partitioned(report, replace(choices, rewrites=program.rewrites, saved=saved))
+
+
+def _followed(module: ir.Operation, setting: Setting, named: Collection[Mark], follow: Follow) -> Partitioned:
+    """As `partition`, by choices that are known."""
+    erase_marks(module)
+    program = Program(LayoutSearch(prepared(module, setting), setting))
+    for number, rewrite in enumerate(follow.rewrites):
+        program.found = [_trial(program.search, follow, number)]
+        program = _rewritten(program, rewrite, named)
+    if program.what is not None:
+        program.what = program.what._replace(bytes=follow.saved)
+    return _finished(module, program, [_trial(program.search, follow, len(follow.rewrites))])
+
+
+def _keeping(module: ir.Operation, setting: Setting, kept: Keep) -> Partitioned | None:
+    """As `partition`, with some choices that are known; None, and nothing done, where that does not fit."""
+    erase_marks(module)
+    search = LayoutSearch(prepared(copied(module), setting), setting)
+    trial = search.keeping(kept.plan(search.graph, search.setting))
+    if trial is None:
+        return None
+    if kept.is_compared:
+        _compare(trial, search)
+    return finished(module, search, [trial])
+
+
+def _compare(trial: PartitionedProgram, search: LayoutSearch) -> None:
+    """Notes what a trial that keeps choices of another plan costs more than one that keeps none."""
+    free = search.best(search.allowed(search.found()) or [trial])
+    if trial.cost - free.cost > search.least_gain:
+        text = seconds_text if search.costs.unit == "seconds" else bytes_text
+        message = (
+            f"layouts of the plan that like= gives are kept: the program costs {text(trial.cost)} on each device, by "
+            f"the cost model, and {text(free.cost)} where all of them are chosen anew"
+        )
+        trial.proposal.report.notes[Note("layouts", "", message)] = None
+
+
+def _trial(search: LayoutSearch, follow: Follow, number: int) -> PartitionedProgram:
+    plan = follow.plan(number, search.graph, search.setting)
+    return search.proposed if plan is None else search.trial(plan)
+
+
+def _rewritten(program: Program, rewrite: Rewrite, named: Collection[Mark]) -> Program:
+    """A program with something that is computed again, or in parts; itself where that is nothing."""
+    if rewrite.kind == "parts":
+        return _cut(program, rewrite) or program
+    found = rewritten(program, rewrite, named)
+    if found is None:
+        return program
+    return Program(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
 
 
 def _best(search: LayoutSearch, named: Collection[Mark]) -> Program:
@@ -109,24 +182,20 @@ def _stage(graph: Graph) -> ir.Operation:
 
 def _in_parts(program: Program) -> Iterator[Program]:
     """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
-    rule_of = RuleBook(conservative=True).without_overrides().rule_of
+    rule_of, shared = _rules(), _SHARED * max(program.too_much, 0.0)
     size, before, last = None, None, math.inf
     for _ in range(_TRIES):
-        graph, candidates = _candidates(program, rule_of)
+        graph, candidates = _candidates(program, rule_of, shared)
         most = max([each.inside for each in candidates.above(0.0)], default=0.0)
         if program.too_much > _AS_MUCH * most:
             return
         size = min(most - program.too_much, _OF_LIMIT * program.search.limit) if size is None else size
         size = max(size, _LEAST * program.search.limit)
-        chosen = [(each, cut) for each in candidates.above(size) if (cut := each.cut(size)) is not None]
+        chosen = _chosen(candidates, size)
         if not chosen or [cut for _, cut in chosen] == before:
             return
         before = [cut for _, cut in chosen]
-        what = tuple(_in_report(*each) for each in chosen)
-        for each, cut in chosen:
-            run_in_parts(each.group, cut, rule_of)
-        search = program.search.of(erase_dead_code(Graph(graph.module)))
-        less = Program(search, program.what, blocked=(*program.blocked, *what))
+        less = _in_loops(program, graph, chosen, Rewrite("parts", shared=shared, size=size))
         yield less
         if less.fits or less.too_much >= last:
             return
@@ -134,12 +203,40 @@ def _in_parts(program: Program) -> Iterator[Program]:
         size = min(size / 2, size - _MORE * less.too_much)
 
 
-def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, BlockingCandidates]:
-    """A copy of a program, in which groups share no large values, and what of it could run in parts."""
+_Chosen = list[tuple[BlockingCandidate, Cut]]
+
+
+def _rules() -> RuleOf:
+    return RuleBook(conservative=True).without_overrides().rule_of
+
+
+def _cut(program: Program, rewrite: Rewrite) -> Program | None:
+    """A program that makes its largest values in parts; None where there is nothing to cut."""
+    graph, candidates = _candidates(program, _rules(), rewrite.shared)
+    chosen = _chosen(candidates, rewrite.size)
+    return _in_loops(program, graph, chosen, rewrite) if chosen else None
+
+
+def _chosen(candidates: BlockingCandidates, size: float) -> _Chosen:
+    """The groups that run in parts, so that none takes more than so many bytes, if possible."""
+    return [(each, cut) for each in candidates.above(size) if (cut := each.cut(size)) is not None]
+
+
+def _in_loops(program: Program, graph: Graph, chosen: _Chosen, rewrite: Rewrite) -> Program:
+    """A program, of which this is a copy, with some groups of it in loops."""
+    what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
+    for each, cut in chosen:
+        run_in_parts(each.group, cut, rule_of)
+    search = program.search.of(erase_dead_code(Graph(graph.module)))
+    return Program(search, program.what, blocked=(*program.blocked, *what), rewrites=program.after(rewrite))
+
+
+def _candidates(program: Program, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:
+    """A copy of a program, in which groups share no values of so many bytes, and what of it could run in parts."""
     search, graph = program.search, Graph(copied(program.search.graph.module))
     target = search.setting.target
     prices = ProgramPrices(graph, program.least, target.arrays)
-    origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), _SHARED * max(program.too_much, 0.0))
+    origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), shared)
     sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
     return graph, BlockingCandidates(graph, sizes, search.mesh, rule_of, target.compiler.fusion, search.limit)
 

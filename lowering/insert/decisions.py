@@ -42,8 +42,7 @@ class Decisions:
 
     def __init__(self, placement: Placement, setting: Setting):
         self._placement, self._meshes = placement, placement.meshes
-        costs, rules = setting.costs, setting.rules.without_overrides()
-        self._costs, self._kinds = costs, Kinds(rules, setting.policy.halo_exchange, _touches(costs, setting.target))
+        self._costs, self._kinds = setting.costs, kinds_of(setting)
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op, planned: Decision | None = None) -> Decision | None:
@@ -114,6 +113,12 @@ class Decisions:
         wanted = carries(op, kind, frozenset(partial)) or _NONE
         # Making other operands partial pays only where the result can meet another partial value.
         return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
+
+
+def kinds_of(setting: Setting) -> Kinds:
+    """The kinds of ops, as they are decided about in a setting."""
+    rules, touches = setting.rules.without_overrides(), _touches(setting.costs, setting.target)
+    return Kinds(rules, setting.policy.halo_exchange, touches)
 
 
 def _noted(made: Decision, around: Shardings) -> Decision:

@@ -12,10 +12,12 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import is_computed_again
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.interface.outcomes import InParts, Recomputed
+from sdy_jax.lowering.proposal.choices import Rewrite
+from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
-from sdy_jax.lowering.recomputation.segment_prices import Mark, priced_loops, priced_segments
+from sdy_jax.lowering.recomputation.segment_prices import Mark, PricedSegment, priced_loops, priced_segments
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.memory_search import PRICES
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
@@ -39,13 +41,14 @@ search that is spared where layouts alone will hardly do."""
 
 @dataclass(eq=False)
 class Program:
-    """A program with the trials that were tried at so many prices of holding, what it computes again, and what in
-    parts."""
+    """A program with the trials that were tried at so many prices of holding, what it computes again, what in parts,
+    and how it was rewritten for that."""
 
     search: LayoutSearch
     what: Recomputed | None = None
     prices: int = PRICES
     blocked: tuple[InParts, ...] = ()
+    rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...] = ()
 
     @property
     def at_all_prices(self) -> Program:
@@ -82,6 +85,10 @@ class Program:
         allowed = self.search.allowed(self.found)
         return self.search.best(allowed) if allowed else self.least
 
+    def after(self, rewrite: Rewrite) -> tuple[tuple[Rewrite, LayoutPlan | None], ...]:
+        """How another form of it is rewritten, made of this one by what its trial says that holds least."""
+        return (*self.rewrites, (rewrite, self.least.plan))
+
     def rank(self) -> tuple[float, float]:
         """What is less is better: what it costs, if it fits; of those that do not, what they hold."""
         return (self.best.cost if self.fits else math.inf), self.best.peak.total
@@ -115,56 +122,76 @@ def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     price = 2 * written.search.costs.memory
     if not price:
         return
-    copy = Graph(copied(written.search.graph.module))
-    found = recomputed(copy, list(priced_loops(forward_loops(copy), _prices(written, copy), named)), price)
+    rewrite = Rewrite("loops", price, keeps_named=True)
+    found = rewritten(written, rewrite, named)
     if found is not None:
-        yield Program(written.search.of(found[0]), found[1])
+        yield Program(written.search.of(found[0]), found[1], rewrites=written.after(rewrite))
 
 
 def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     """Programs that hold less of what is needed later; the last one fits, if there is such."""
-    for kept in dict.fromkeys((frozenset(named), frozenset[Mark]())):
-        for less in chain(_holding_less_and_less(written, kept), _of_little(written, kept)):
+    kept = frozenset(named)
+    for keeps_named in (True, False) if kept else (True,):
+        held = kept if keeps_named else frozenset[Mark]()
+        again = Rewrite("again", keeps_named=keeps_named)
+        for less in chain(_holding_less_and_less(written, again, held), _of_little(written, again, held)):
             yield less
             if less.fits:
                 return
 
 
-def _holding_less_and_less(written: Program, kept: Collection[Mark]) -> Iterator[Program]:
+def _holding_less_and_less(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iterator[Program]:
     """Programs that hold as much less as the one before did hold too much, and in the end as little as they can."""
     saving, before = written.too_much, Recomputed()
     for number in range(_TRIES):
-        found = _again(written, kept, saving if number < _TRIES - 1 else math.inf)
-        if found is None or found[1] == before:
+        found = _saving(written, again, kept, saving if number < _TRIES - 1 else math.inf)
+        if found is None or found[2] == before:
             return
-        (graph, before), search = found, written.search
-        less = _searched(search.of(graph), before)
+        rewrite, graph, before = found
+        less = _searched(written.search.of(graph), before, written.after(rewrite))
         yield less
         saving = before.bytes + _MORE * less.too_much
 
 
-def _of_little(written: Program, kept: Collection[Mark]) -> Iterator[Program]:
+def _of_little(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iterator[Program]:
     """One that makes parts of others that it makes again, instead of holding what passes between them."""
-    found = _again(written, kept, written.too_much, in_parts=False)
+    found = _saving(written, replace(again, in_parts=False), kept, written.too_much)
     if found is not None:
-        yield _searched(written.search.of(found[0]), found[1])
+        rewrite, graph, what = found
+        yield _searched(written.search.of(graph), what, written.after(rewrite))
 
 
-def _again(
-    written: Program, kept: Collection[Mark], saving: float, in_parts: bool = True
-) -> tuple[Graph, Recomputed] | None:
-    """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
+def _saving(
+    written: Program, again: Rewrite, kept: Collection[Mark], saving: float
+) -> tuple[Rewrite, Graph, Recomputed] | None:
+    """The program with something that is computed again to save so many bytes, and how it is rewritten for that; None
+    where nothing can be saved."""
     copy = Graph(copied(written.search.graph.module))
-    segments = list(priced_segments(copy, _prices(written, copy), written.search.setting.mesh_name, kept, in_parts))
-    return recomputed(copy, segments, price_that_saves(segments, saving))
+    segments = _segments(written, copy, again, kept)
+    rewrite = replace(again, price=price_that_saves(segments, saving))
+    found = recomputed(copy, segments, rewrite.price)
+    return None if found is None else (rewrite, *found)
 
 
-def _prices(written: Program, copy: Graph) -> ProgramPrices:
-    return ProgramPrices(copy, written.least, written.search.setting.target.arrays)
+def rewritten(written: Program, rewrite: Rewrite, named: Collection[Mark]) -> tuple[Graph, Recomputed] | None:
+    """A program with something that is computed again; None where that is nothing."""
+    copy = Graph(copied(written.search.graph.module))
+    segments = _segments(written, copy, rewrite, named if rewrite.keeps_named else ())
+    return recomputed(copy, segments, rewrite.price)
 
 
-def _searched(search: LayoutSearch, what: Recomputed) -> Program:
+def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[Mark]) -> list[PricedSegment]:
+    """What of a copy of a program could run again."""
+    prices = ProgramPrices(copy, written.least, written.search.setting.target.arrays)
+    if rewrite.kind == "loops":
+        return list(priced_loops(forward_loops(copy), prices, kept))
+    return list(priced_segments(copy, prices, written.search.setting.mesh_name, kept, rewrite.in_parts))
+
+
+def _searched(
+    search: LayoutSearch, what: Recomputed, rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...]
+) -> Program:
     """A program, with trials at all prices where few of them nearly have it fit."""
-    quick = Program(search, what, FEW)
+    quick = Program(search, what, FEW, rewrites=rewrites)
     is_near = quick.too_much <= _NEAR * search.limit
     return quick.at_all_prices if is_near and not quick.fits else quick

@@ -20,12 +20,16 @@ from jax import lax
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.lowering.collectives.compiler_forms import not_before
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.strategies.registry import AWAITED
 
 IN_ORDER = "sdy_jax.in_order"
 """The attribute of those that are there for the order of ops."""
 
 AGAIN = "sdy_jax.again"
 """The attribute of those with which something begins to be computed again."""
+
+
+AWAITED[AFTER] = 1
 
 
 @emitter(AFTER)

@@ -168,6 +168,8 @@ REMATERIALIZABLE: set[str] = set()
 PART_BY_PART: dict[str, str] = {}
 PARTIAL_ACCESS: dict[str, str] = {}
 LAYER_UPDATES: dict[str, LayerUpdate] = {}
+AWAITED: dict[str, int] = {}
+"""Per op that only waits for some operands, and computes nothing of them, the index of the first of these."""
 
 
 class Whole(NamedTuple):

@@ -18,10 +18,12 @@ from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.solve.choices import Choices
+from sdy_jax.lowering.whole_program.kept_choices import keep
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.whole_program.memory_search import PRICES, programs_tried
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
+from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.starting_proposal import starting_proposal
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef
@@ -68,7 +70,8 @@ class LayoutSearch:
         """The trials over another form of the program."""
         return LayoutSearch(graph, self.setting, self._border)
 
-    def _trial(self, plan: LayoutPlan) -> PartitionedProgram:
+    def trial(self, plan: LayoutPlan) -> PartitionedProgram:
+        """A copy of the program, partitioned by a plan."""
         copy = copied(self.graph.module)
         main = main_function(copy)
         set_function_shardings(main, "arg_attrs", plan.border.arguments)
@@ -133,7 +136,18 @@ class LayoutSearch:
         best = best_choice(choices, self._latency)
         if self.budget.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
-        return programs_tried(choices, best, self.proposed, self.budget, self._trial, prices)
+        return programs_tried(choices, best, self.proposed, self.budget, self.trial, prices)
+
+    def keeping(self, kept: LayoutPlan) -> PartitionedProgram | None:
+        """The best trial of those in which some ops run as they are planned, as far as they may; None where it does not
+        fit on a device whose memory is known, or the program is on too many axes."""
+        if not self.can_be_planned:
+            return None
+        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
+        keep(program, kept)
+        best = best_choice(Choices(program, self.policy.effort or math.inf), self._latency)
+        trial = self.trial(plan_of(program, best))
+        return trial if self.budget.fits(trial) or not self.setting.available else None
 
     def fitting(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
@@ -156,5 +170,7 @@ class LayoutSearch:
 
     def best(self, fitting: Sequence[PartitionedProgram]) -> PartitionedProgram:
         """The best of the trials that fit; the proposal, where no other one saves enough."""
+        if len(fitting) == 1:
+            return fitting[0]
         best = self.budget.best(fitting)
         return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best

@@ -23,6 +23,7 @@ from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.constraint_candidates import changed_statements
 from sdy_jax.lowering.prepare.preparation import prepared
+from sdy_jax.lowering.proposal.choices import Partitioned, ProgramChoices
 from sdy_jax.lowering.proposal.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.proposal.proposal import Proposal, ProposedLayouts
 from sdy_jax.lowering.schedule.buckets import combine_collectives
@@ -34,8 +35,11 @@ from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
 
-def partition_whole(module: ir.Operation, setting: Setting) -> PartitionReport:
+def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
     """As `partition_locally`, with the layouts of the whole program chosen together where the policy says so.
+
+    Returns:
+        What was inserted, and what was chosen.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
@@ -46,17 +50,18 @@ def partition_whole(module: ir.Operation, setting: Setting) -> PartitionReport:
         search = LayoutSearch(graph, setting)
         return finished(module, search, search.fitting(search.found()))
     proposal = Partitioner(graph, setting).run()
-    return _combined(module, proposal, proposal.inserted, setting)
+    return Partitioned(_combined(module, proposal, proposal.inserted, setting), ProgramChoices())
 
 
-def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
+def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> Partitioned:
     """Rewrites a module as the best of some trials says, with collectives beside what hides them."""
     best = search.best(fitting)
     proposal, setting = best.proposal, search.setting
     if search.can_be_planned:
         proposal.report.layouts = _choice(search.graph, best, search.proposed)
     exposed = form_rings(proposal, prefetch(proposal, setting, search.limit), setting.costs)
-    return _combined(module, proposal, exposed, setting)
+    choices = ProgramChoices(best.plan, proposal.layouts.decided if best.plan is None else {})
+    return Partitioned(_combined(module, proposal, exposed, setting), choices)
 
 
 def _combined(module: ir.Operation, proposal: Proposal, exposed: Inserted, setting: Setting) -> PartitionReport:

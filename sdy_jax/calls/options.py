@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
@@ -15,6 +16,9 @@ from sdy_jax.errors import SdyError, with_article
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.policy import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.plan.pinned import ON_CHANGE
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
 
@@ -43,6 +47,9 @@ class Keywords(TypedDict, total=False):
     combine: bool | int | str | None
     budget: Budget | None
     strict: str | Sequence[str] | None
+    plan: str | os.PathLike[str] | Plan | PlanRecord | None
+    on_change: str
+    like: str | os.PathLike[str] | Plan | PlanRecord | None
     device: jax.Device | None
     backend: str | None
 
@@ -72,6 +79,9 @@ class Options:
     combine: bool | int | str | None = None
     budget: Budget | None = None
     strict: str | Sequence[str] | None = None
+    plan: str | os.PathLike[str] | Plan | PlanRecord | None = None
+    on_change: str = "error"
+    like: str | os.PathLike[str] | Plan | PlanRecord | None = None
 
     def check(self) -> None:
         """
@@ -111,6 +121,13 @@ class Options:
         is_several = isinstance(self.strict, (tuple, list)) and all(isinstance(axis, str) for axis in self.strict)
         if self.strict is not None and not isinstance(self.strict, str) and not is_several:
             raise SdyError(f"strict={self.strict!r}; expected the name of a mesh axis, or several")
+        for option, plan in (("plan", self.plan), ("like", self.like)):
+            if plan is not None and not isinstance(plan, (str, os.PathLike, Plan, PlanRecord)):
+                raise SdyError(f"{option} is {with_article(type(plan))}; expected a plan, or the path of its file")
+        if self.plan is not None and self.like is not None:
+            raise SdyError("plan= says all layouts, and like= those to keep; give one of them")
+        if self.on_change not in ON_CHANGE:
+            raise SdyError(f"on_change={self.on_change!r}; expected 'error' or 'replan'")
 
     @property
     def strict_axes(self) -> tuple[str, ...]:
@@ -135,7 +152,7 @@ class Options:
 
     def of_derivatives(self, mesh: AnyMesh) -> Options:
         """Those of the functions of derivatives, on `mesh`: what is said of arguments and left to jit is not theirs."""
-        said = ("in_shardings", "out_shardings", "static_argnums", "static_argnames", *self.of_jit)
+        said = ("in_shardings", "out_shardings", "static_argnums", "static_argnames", "plan", "like", *self.of_jit)
         defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in said}
         return replace(self, mesh=mesh, **defaults)
 

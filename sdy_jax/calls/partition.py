@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Unpack, overload
 
@@ -15,6 +16,8 @@ from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.loading.loaded_function import prepared
 from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.representation.named import AnyMesh
 
 
@@ -56,6 +59,9 @@ def partition(
     combine: bool | int | str | None = None,
     budget: Budget | None = None,
     strict: str | Sequence[str] | None = None,
+    plan: str | os.PathLike[str] | Plan | PlanRecord | None = None,
+    on_change: str = "error",
+    like: str | os.PathLike[str] | Plan | PlanRecord | None = None,
     device: jax.Device | None = None,
     backend: str | None = None,
 ) -> Any:
@@ -124,6 +130,18 @@ def partition(
             partitioned function calls this one, it is part of that one's plan, which that one's budget is for.
         strict: a mesh axis, or several, along which bytes move only where the function asks for it: as `sdy.strict`
             around all of it.
+        plan: a plan, or the file that `Plan.save` wrote of one: what it says runs, the same layouts, strategies and
+            collectives, and nothing is searched for. Costs and devices are those with which it was made. Edits that
+            change nothing of it, as comments, names and values of constants, do not matter. Another plan is a
+            `PinnedPlanError`, raised while tracing, with the differences by line. It is that of the function itself:
+            derivatives that jax makes of it have plans of their own.
+        on_change: what to do with a function that has another plan than the pinned one: "error", or "replan" (plan it,
+            by the same costs, and warn with the differences).
+        like: a plan of this function for arguments of other sizes, or its file: for the last batch of an epoch, or a
+            cache that grew. Arguments and results of the same paths that are not stated, or left to the planner, have
+            its layouts, so that state need not move between calls, and ops of the same names run as they do there,
+            where they can. The plan has a note where that costs more than to choose anew. On another mesh nothing is
+            kept.
         device, backend: as in `jax.jit`, where they are deprecated: a mesh of one device, if none is given.
 
     Returns:
@@ -160,6 +178,9 @@ def partition(
         combine,
         budget,
         strict,
+        plan,
+        on_change,
+        like,
     )
     if fun is None:
         return lambda f: PartitionedFunction(f, options)

@@ -36,6 +36,7 @@ from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.border.planned_with import PlannedWith
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
+from sdy_jax.plan.pinned import PinnedPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import report_notes, too_large, warn_of
@@ -195,7 +196,9 @@ class PlannedFunction:
         return self._calls.setdefault(self._key(arguments), call)  # another thread may have planned it
 
     def _on_best_mesh(self, arguments: Sequence[Arguments]) -> Arguments:
-        """Of a call's arguments on several meshes those on the mesh with the best plan."""
+        """Of a call's arguments on several meshes those on the mesh with the best plan, or the pinned one."""
+        if self._pinned is not None:
+            return next((each for each in arguments if self._pinned.is_on(mesh_from_jax(each.mesh))), arguments[0])
         key = (*(each.key for each in arguments), trace_settings())
         if key not in self._best_meshes:
             meshes = [each.mesh for each in arguments]
@@ -217,7 +220,21 @@ class PlannedFunction:
         with collection_paused():
             program = self.traced.program(arguments)
             given = PlannedWith(options.costs_of(mesh), options.policy(mesh), options.target(mesh), self.is_inner)
-            return build_plan(self.name, program, given, self.source)
+            if self._pinned is not None:
+                return self._pinned.plan(self.name, program, given, self.source, options.on_change)
+            like = self._like
+            kept = like.choices if like is not None and like.is_on(mesh_from_jax(mesh)) else None
+            return build_plan(self.name, program, given, self.source, like=kept)
+
+    @functools.cached_property
+    def _pinned(self) -> PinnedPlan | None:
+        """The plan that is pinned, which is read when it is first asked for."""
+        return PinnedPlan(self.options.plan) if self.options.plan is not None else None
+
+    @functools.cached_property
+    def _like(self) -> PinnedPlan | None:
+        """The plan whose layouts are kept, which is read when it is first asked for."""
+        return PinnedPlan(self.options.like, "like") if self.options.like is not None else None
 
     def _check_rules(self, mesh: AnyMesh) -> None:
         for where in ("in_shardings", "out_shardings"):

@@ -20,6 +20,8 @@ from sdy_jax.calls.partition import partition
 from sdy_jax.commands import devices
 from sdy_jax.ir.context import new_context
 from sdy_jax.loading.load import load
+from sdy_jax.plan.cache.folder import FOLDER, cache_folder
+from sdy_jax.representation.type_text import bytes_text
 
 _TINY = 2.0**-1000
 """Given: what float32 has no number for."""
@@ -124,6 +126,14 @@ def _end_to_end(options: argparse.Namespace) -> tuple[bool, str]:
     return True, f"a network on {shape} devices, collectives: {count}; off by {ratio:.1e}, the plain one by {plain:.1e}"
 
 
+def _kept_plans(options: argparse.Namespace) -> tuple[bool, str]:
+    folder = cache_folder()
+    if folder is None:
+        return False, f"none are kept: name a folder by {FOLDER}, or turn jax's compilation cache on"
+    files, size = folder.size
+    return True, f"{files} in {folder.path}, {bytes_text(size)} of {bytes_text(folder.limit)} at most"
+
+
 CHECKS: dict[str, DoctorCheck] = {
     "devices": _devices,
     "64-bit types": _wide_types,
@@ -132,4 +142,5 @@ CHECKS: dict[str, DoctorCheck] = {
     "passes": _passes,
     "Shardy's passes": _shardys_passes,
     "end to end": _end_to_end,
+    "plans": _kept_plans,
 }

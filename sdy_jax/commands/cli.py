@@ -1,4 +1,4 @@
-"""The command line: `sdy-jax opt`, `plan`, `run`, `verify` and `doctor`.
+"""The command line: `sdy-jax opt`, `plan`, `run`, `verify`, `doctor` and `clear`.
 
 Here are the exit statuses; `options` has the options, `sdy_jax.commands` does the work. It is imported when a command
 runs, and jax with it, so that `--help` is quick.

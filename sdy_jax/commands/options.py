@@ -17,6 +17,7 @@ Shardy's tensor partitioning in Python, on JAX.
   sdy-jax run model.mlir --inputs in.npz --outputs out.npz       run it, on real or virtual devices
   sdy-jax verify model.mlir                                      compare it with the program on one device
   sdy-jax doctor                                                 check this installation
+  sdy-jax clear                                                  forget the plans that are kept
 
 Exit status: 0; 1 where the input is bad, as FILE:LINE:COLUMN: error: MESSAGE on standard error; 2 for bad options.
 Colours are used on terminals only, and not where NO_COLOR is set.
@@ -58,6 +59,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan train.py:step ... --save step.plan.json      keeps the plan, which needs no source to be read
   sdy-jax plan step.plan.json                               prints the plan that was saved
   sdy-jax plan train.py:step ... --diff step.plan.json      what changed since, because of which line
+  sdy-jax plan train.py:step ... --pin step.plan.json       the same plan, or an error that says what is another
   sdy-jax plan train.py:step ... --budget wire_bytes=10MiB,forbid=all_gather   fails where it does more
   sdy-jax plan model.mlir --python on_devices.py            what each device runs, as Python to read and run
   sdy-jax plan train.py:step ... --html plan.html           a page to explore in a browser
@@ -99,6 +101,11 @@ Says what is installed, which devices there are and what works on them, down to 
 compared with the plain one. The exit status is 1 if something essential is broken.
 """
 
+_CLEAR = """\
+Removes the plans that were kept so that programs need not be planned again: those in the folder that SDY_JAX_CACHE_DIR
+names, else in that of jax's compilation cache, where that is on.
+"""
+
 
 def option_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -111,6 +118,7 @@ def option_parser() -> argparse.ArgumentParser:
     _add_run(_command(commands, "run", "run a program, partitioned", _RUN))
     _add_verify(_command(commands, "verify", "compare a program, partitioned, with itself on one device", _VERIFY))
     _add_doctor(_command(commands, "doctor", "check the installation and the devices", _DOCTOR))
+    _command(commands, "clear", "remove the plans that are kept", _CLEAR)
     return parser
 
 
@@ -182,7 +190,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write what each device runs as a Python module, which needs jax and numpy only; without FILE, print it",
     )
-    parser.add_argument("--save", metavar="FILE", help="write the plan to a file as well, for --diff and sdy.load_plan")
+    parser.add_argument("--save", metavar="FILE", help="write the plan to a file as well, for --diff and --pin")
+    _add_pin(parser)
     page = "write the plan as a page to explore in a browser, too; with --diff, beside the plan before"
     parser.add_argument("--html", metavar="FILE", help=page)
     parser.add_argument(
@@ -204,6 +213,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="make up the arguments: floats are normally distributed, integers are from 0 to 9",
     )
     parser.add_argument("--outputs", metavar="FILE.npz", help="where to write the results; default: print a summary")
+    _add_pin(parser)
+
+
+def _add_pin(parser: argparse.ArgumentParser) -> None:
+    what = "follow the plan that --save wrote to this file, or fail where the program has another one"
+    parser.add_argument("--pin", metavar="FILE", help=what)
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ from sdy_jax.shard.resolution import program_mesh
 from sdy_jax.shard.scalars import dtype_of
 
 _CHOICES = ("optimize_collectives", "layouts", "memory", "effort")
-_PARTITIONING = ("in_shardings", "out_shardings", *_CHOICES)
+_PARTITIONING = ("in_shardings", "out_shardings", "pin", *_CHOICES)
 """The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
 
 _OF_PLAIN_FUNCTIONS = ("mesh", "topology", "donate", *_PARTITIONING)
@@ -119,7 +119,7 @@ def _file_job(options: argparse.Namespace) -> Job:
 def _local_job(program: Program, options: argparse.Namespace) -> Job:
     """Arguments and results have a leading dimension, with an entry for every device."""
     for option in _PARTITIONING:
-        if getattr(options, option):
+        if getattr(options, option, None):
             raise UsageError(f"{_flag(option)} is not for programs on local arrays, as {options.program} is")
     with explained(_file_name(options)):
         named = program_mesh(program.module)
@@ -204,6 +204,7 @@ def _partitioned(fun: Any, meshes: Sequence[Mesh], options: argparse.Namespace) 
     }
     chosen = {name: value for name in _CHOICES if (value := getattr(options, name))}
     chosen |= {} if options.recompute else {"recompute": False}
+    chosen |= {"plan": options.pin} if getattr(options, "pin", None) else {}
     chosen |= _donated(getattr(options, "donate", None))
     on_devices = [_mesh_on(options)(mesh, options.devices or mesh.size) for mesh in meshes]
     with hidden_frames.called_from("the command line" if given else _file_name(options)):

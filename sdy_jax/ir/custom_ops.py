@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.operations import named
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -165,3 +166,33 @@ def function_of(key: str, context: ir.Context, where: str) -> Any:
             "such functions runs in the process that traced it, as long as what it was traced for is there"
         )
     return found
+
+
+OF_FUNCTIONS = (TARGET, PARTITIONED, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED)
+"""The targets of calls whose backend configuration is the key of a function."""
+
+ASKED_ABOUT = (TARGET, PARTITIONED)
+"""Those whose functions say how they may be split."""
+
+
+def calls_of_functions(module: ir.Operation, targets: Collection[str] = OF_FUNCTIONS) -> list[ir.Operation]:
+    """The calls in a module that stand for functions of this process, in order."""
+    calls = named(module, "stablehlo.custom_call")
+    return [call for call in calls if ir.StringAttr(call.attributes["call_target_name"]).value in targets]
+
+
+def keys_in(module: ir.Operation) -> list[str]:
+    """The keys of the functions that a module calls, each once, in order."""
+    keys = (ir.StringAttr(call.attributes["backend_config"]).value for call in calls_of_functions(module))
+    return list(dict.fromkeys(keys))
+
+
+def set_keys(module: ir.Operation, keys: Mapping[str, str]) -> None:
+    """Writes other keys in the place of those of the functions that a module calls.
+
+    Raises:
+        KeyError: one of them is not among those that are given.
+    """
+    for call in calls_of_functions(module):
+        key = ir.StringAttr(call.attributes["backend_config"]).value
+        call.attributes["backend_config"] = ir.StringAttr.get(keys[key], module.context)

@@ -94,9 +94,13 @@ def has_strict_regions(module: ir.Operation) -> bool:
     return STRICT.encode() in written.getvalue()
 
 
+RUN_AGAIN = "rematted_computation"
+"""Given by jax: the scope of what `jax.checkpoint` lets run again."""
+
+
 def is_computed_again(location: ir.Location) -> bool:
     """Whether `jax.checkpoint` lets an op run again, where a derivative was taken."""
-    return "rematted_computation" in str(location)
+    return RUN_AGAIN in str(location)
 
 
 def is_line(line: str, asked: str) -> bool:

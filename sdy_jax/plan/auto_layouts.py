@@ -88,7 +88,7 @@ class _Search:
             plans[name] = self._planners.unlimited(self._stated((border, self._results_of(border))))
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
         chosen = self._chosen(sorted(plans.values(), key=_cost))
-        return replace(chosen, automatic=self._record(chosen, plans))
+        return replace(chosen, automatic=automatic_layouts(self._program, chosen, plans, self._limit))
 
     def _usual(self, imported: Program, slow: Collection[str]) -> dict[str, Mapping[int, TensorSharding]]:
         """The usual layouts by name, but for those in which arguments alone are too large."""
@@ -149,12 +149,6 @@ class _Search:
         """By what plans are compared: first those that fit, what costs least; then what holds least."""
         return (False, _cost(plan)) if self._fits(plan) else (True, plan.memory.peak)
 
-    def _record(self, chosen: Plan, usual: Mapping[str, Plan]) -> AutomaticLayouts:
-        inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)
-        outputs = frozenset(self._program.outputs[i] for i in self._program.automatic_results)
-        measured = {name: _measured(plan) for name, plan in usual.items()}
-        return AutomaticLayouts(inputs, outputs, _measured(chosen), measured, self._limit)
-
     def _results_of(self, arguments: Mapping[int, TensorSharding]) -> dict[int, TensorSharding]:
         """The layouts in which arguments come back."""
         return {result: arguments[argument] for argument, result in self._carried.items()}
@@ -171,15 +165,27 @@ class _Search:
         return FreeBorder(arguments, program.automatic_results, back)
 
     def _stated(self, border: Border) -> Program:
-        """The program with such a border, which is no longer automatic."""
-        module = copied(self._program.module)
-        main, first = main_function(module), len(self._program.constants)
-        arguments, results = border
-        at_arguments = {first + i: sharding for i, sharding in arguments.items()}
-        set_function_shardings(main, "arg_attrs", dict(_fitting(at_arguments, list(body_of(main).arguments))))
-        set_function_shardings(main, "res_attrs", dict(_fitting(results, list(returned_by(main)))))
-        none = frozenset[int]()
-        return replace(self._program, module=module, automatic_arguments=none, automatic_results=none)
+        return with_border(self._program, border)
+
+
+def with_border(program: Program, border: Border) -> Program:
+    """A program with layouts of arguments and results stated, which are not automatic then."""
+    module = copied(program.module)
+    main, first = main_function(module), len(program.constants)
+    arguments, results = border
+    at_arguments = {first + i: sharding for i, sharding in arguments.items()}
+    set_function_shardings(main, "arg_attrs", dict(_fitting(at_arguments, list(body_of(main).arguments))))
+    set_function_shardings(main, "res_attrs", dict(_fitting(results, list(returned_by(main)))))
+    left = program.automatic_arguments - arguments.keys(), program.automatic_results - results.keys()
+    return replace(program, module=module, automatic_arguments=left[0], automatic_results=left[1])
+
+
+def automatic_layouts(program: Program, chosen: Plan, usual: Mapping[str, Plan], limit: float) -> AutomaticLayouts:
+    """What a plan says of the arguments and results of a program that were left to the planner."""
+    inputs = frozenset(program.inputs[i] for i in program.automatic_arguments)
+    outputs = frozenset(program.outputs[i] for i in program.automatic_results)
+    measured = {name: _measured(plan) for name, plan in usual.items()}
+    return AutomaticLayouts(inputs, outputs, _measured(chosen), measured, limit)
 
 
 def _fitting(

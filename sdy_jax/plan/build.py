@@ -24,20 +24,27 @@ from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting, limit
 from sdy_jax.lowering.interface.uneven_notes import uneven
+from sdy_jax.lowering.proposal.choices import Follow, Keep
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.whole_program.partition import best_border
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
-from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh
+from sdy_jax.passes.common_mesh import on_whole_axes
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
-from sdy_jax.plan.auto_layouts import Border, Planners, automatic_plan
+from sdy_jax.plan.auto_layouts import Border, Planners, automatic_layouts, automatic_plan, with_border
 from sdy_jax.plan.border.boundary import boundary_values
 from sdy_jax.plan.border.planned_with import PlannedWith, input_names, to_partition
+from sdy_jax.plan.cached import PlanEntry
 from sdy_jax.plan.dump import Dump, dump_of, ignore
 from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
+from sdy_jax.plan.importing import imported
+from sdy_jax.plan.keeping import KeptChoices, with_known_border
+from sdy_jax.plan.pinning.border import pinned_border
+from sdy_jax.plan.pinning.replay import Replay
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG, Tell, progress_of
+from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.sharding_display import report_shown
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
@@ -46,7 +53,17 @@ NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 _PROPAGATE = Pass("sdy-user-priority-propagate", compat="sdy_jax")
 
 
-def build_plan(name: str, program: Program, given: PlannedWith, source: str = "", *, is_trial: bool = False) -> Plan:
+def build_plan(
+    name: str,
+    program: Program,
+    given: PlannedWith,
+    source: str = "",
+    *,
+    is_trial: bool = False,
+    pinned: RecordedChoices | None = None,
+    kept: RecordedChoices | None = None,
+    like: RecordedChoices | None = None,
+) -> Plan:
     """Propagates and partitions a traced program.
 
     Args:
@@ -55,14 +72,24 @@ def build_plan(name: str, program: Program, given: PlannedWith, source: str = ""
         given: the costs, the user's decisions and the devices for which it is planned.
         source: the line at which the program's shardings are given.
         is_trial: the plan is only to be compared with another one; its stages are not dumped.
+        pinned: choices to follow in place of a search; `given` is what they were made with.
+        kept: choices of another program, which are kept for the ops that this one has as well.
+        like: likewise, of a program of other sizes, for arguments and results as well.
+
+    Raises:
+        DoesNotFit: the choices are for another program.
     """
     context = program.module.context
     begun = time.monotonic()
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
             program = on_whole_axes(program)
-            making = _Making(name, source, given, is_trial, tell, Memo())
-            plan = making.searched(program) if program.is_automatic else making.plan(program)
+            keep = None
+            if (others := kept or like) is not None:
+                program = with_known_border(program, others, is_like=like is not None)
+                keep = KeptChoices(others, name, program, is_like=like is not None)
+            making = _Making(name, source, given, is_trial, tell, Memo(), keep)
+            plan = making.kept(program) if pinned is None else making.pinned(program, pinned)
         if not is_trial:
             if LOG.isEnabledFor(logging.INFO):
                 LOG.info("planned in %.2f s: %r", time.monotonic() - begun, plan)
@@ -94,6 +121,7 @@ class _Making:
     tell: Tell
     memo: Memo
     """Shared by the plans with all borders that are tried."""
+    keep: Keep | None = None
 
     def again(self, program: Program, policy: Policy) -> Plan:
         """The plan of another program of the same function, to be compared with the first."""
@@ -102,8 +130,36 @@ class _Making:
     def _dump(self) -> Dump:
         return ignore if self.is_trial else dump_of(self.name)
 
-    def plan(self, program: Program) -> Plan:
-        """The plan of a program whose border is stated."""
+    def kept(self, program: Program) -> Plan:
+        """The plan of a program from the cache, or else made, and kept there."""
+        entry = (
+            None
+            if self.is_trial or self.keep is not None
+            else PlanEntry.of(self.name, program, self.given, self.source)
+        )
+        if entry is None:
+            return self.made(program)
+        plan = entry.read()
+        if plan is None:
+            plan = self.made(program)
+            entry.write(plan)
+        return replace(plan, planner=self.again)
+
+    def made(self, program: Program) -> Plan:
+        """The plan of a program."""
+        return self.searched(program) if program.is_automatic else self.plan(program)
+
+    def pinned(self, program: Program, choices: RecordedChoices) -> Plan:
+        """The plan of a program by choices that are known."""
+        follow = Replay(choices)
+        if not program.is_automatic:
+            return self.plan(program, follow)
+        plan = self.plan(with_border(program, pinned_border(program, choices)), follow)
+        policy, target = self.given.policy, self.given.target
+        return replace(plan, automatic=automatic_layouts(program, plan, {}, limit(policy, target)))
+
+    def plan(self, program: Program, follow: Follow | None = None) -> Plan:
+        """The plan of a program whose border is stated; `follow`: gives choices in place of a search."""
         dump = self._dump()
         self.tell("propagation")
         stages, rules = self._propagated(program, dump)
@@ -115,7 +171,7 @@ class _Making:
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
         named = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
-        report = partition(module, self._setting(program, rules, inputs), named)
+        report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep)
         if report.before is not None:
             stage = "blocked" if report.blocked else "recomputed"
             dump(stage, report.before)
@@ -143,18 +199,19 @@ class _Making:
             hidden_by_work=report.hidden,
             recomputed=report.recomputed,
             blocked=report.blocked,
+            choices=choices,
             planner=self.again,
         )
 
     def searched(self, program: Program) -> Plan:
         """The plan of a program whose border is left to the planner, in part at least."""
-        imported = copied(program.module)
-        run_pipeline(imported, plan_import())
+        before = copied(program.module)
+        run_pipeline(before, plan_import())
         available, policy = limit(self.given.policy, self.given.target), self.given.policy
         unlimited = replace(self, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
         slow = self.given.costs.slow_axes(program.mesh)
         planners = Planners(self.plan, unlimited.plan, self._freed)
-        return automatic_plan(program, imported, planners, available, slow, self.tell)
+        return automatic_plan(program, before, planners, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
         stages, rules = self._propagated(program, self._dump())
@@ -171,13 +228,10 @@ class _Making:
         """The module after each stage, and the rules that propagation used."""
         stages, rules = {"traced": program.module}, RuleBook()
         dump("traced", program.module)
-        module = copied(program.module)
-        run_pipeline(module, plan_import(), after=dump)
-        put_on_mesh(module, program.mesh_name)
-        dump("imported", module)
-        stages["imported"] = module
+        stages["imported"] = imported(program, dump)
+        dump("imported", stages["imported"])
 
-        module = copied(module)
+        module = copied(stages["imported"])
         _PROPAGATE(module, rules)
         dump(_PROPAGATE, module)
         run_pipeline(module, PLAN_EXPORT, after=dump)

@@ -17,6 +17,7 @@ from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
 from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.proposal.choices import ProgramChoices
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts
 from sdy_jax.plan.border.border_moves import BorderMove
@@ -53,6 +54,8 @@ class PlanFacts(Printed):
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
         blocked: the values that are made part by part, so that no device holds all of its own.
         hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
+        choices: what was searched for, from which the plan is made again without; as text where it was found in the
+            cache; None of a program on local arrays.
         planner: makes the plan of another traced program of the same function, under a policy.
         resized: traces the function anew, all sizes of arguments that are the first number being the second.
         device_kind: what the devices call themselves; empty where nobody knows.
@@ -78,6 +81,7 @@ class PlanFacts(Printed):
     hidden_by_work: float = 0.0
     recomputed: Recomputed | None = None
     blocked: tuple[InParts, ...] = ()
+    choices: ProgramChoices | str | None = None
     planner: Callable[[Program, Policy], Self] | None = None
     resized: Callable[[int, int], Program] | None = None
     device_kind: str = ""

@@ -16,11 +16,13 @@ from sdy_jax.ir.extensions import Extension
 from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.estimates.fingerprint import fingerprint_of
 from sdy_jax.plan.page.page import page_of
+from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.diff import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.propagation import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.recording.choices import choices_of
 from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.recording.steps import steps_of
 from sdy_jax.python_source.module import PythonModule, python_module
@@ -79,13 +81,17 @@ class Plan(Answers):
         """
         return fingerprint_of(self.program.mesh, self.collectives)
 
-    def record(self, steps: bool = False) -> PlanRecord:
+    def record(self, steps: bool = False, choices: bool = False) -> PlanRecord:
         """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared.
 
         Args:
             steps: with the steps of propagation, which runs once more for them; programs on local arrays have none.
+            choices: with those that were searched for, from which `sdy.partition(plan=)` makes the plan again.
         """
-        return replace(self._record, propagation=self._steps) if steps and self.planned_with else self._record
+        found = self._record
+        if steps and self.planned_with:
+            found = replace(found, propagation=self._steps)
+        return replace(found, choices=self._choices) if choices and self.planned_with else found
 
     @cached_property
     def _record(self) -> PlanRecord:
@@ -95,8 +101,13 @@ class Plan(Answers):
     def _steps(self) -> RecordedPropagation:
         return steps_of(self)
 
+    @cached_property
+    def _choices(self) -> RecordedChoices | None:
+        return choices_of(self)
+
     def save(self, path: str | os.PathLike[str], steps: bool = False) -> None:
-        """Writes the plan to a file, as JSON, which `sdy.load_plan` reads without the function or its source.
+        """Writes the plan to a file, as JSON, which `sdy.load_plan` reads without the function or its source, and
+        `sdy.partition(plan=path)` runs.
 
         Args:
             path: of the file.
@@ -108,7 +119,7 @@ class Plan(Answers):
         Example:
             step.plan(state, batch).save("step.plan.json")
         """
-        save_plan(self.record(steps), path)
+        save_plan(self.record(steps, choices=True), path)
 
     def diff(self, other: Plan | PlanRecord) -> PlanDiff:
         """What changed between another plan and this one: which collectives and values, which changed annotation or

@@ -62,7 +62,7 @@ def partition_report(
         run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
         run_pipeline(module.operation, PLAN_EXPORT)
-        return partition_whole(module.operation, Setting("mesh", costs, policy=policy, target=target))
+        return partition_whole(module.operation, Setting("mesh", costs, policy=policy, target=target)).report
 
 
 def run_partitioned(module: ir.Module, arguments: Sequence[Any], forms: Forms = Forms()) -> list[jax.Array]:  # noqa: B008

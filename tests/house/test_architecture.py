@@ -75,8 +75,8 @@ ROOMS = {
     ),
     "lowering.blocking": (
         "representation ir op_rules lowering.targets lowering.collectives lowering.emission lowering.strategies "
-        "lowering.analysis lowering.interface lowering.prepare lowering.memory lowering.schedule lowering.insert "
-        "lowering.whole_program lowering.recomputation"
+        "lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory lowering.schedule "
+        "lowering.insert lowering.whole_program lowering.recomputation"
     ),
     "lowering": "",
     "passes": "errors files representation ir runtime annotate op_rules propagation text",
@@ -100,11 +100,20 @@ ROOMS = {
         "errors representation ir annotate op_rules propagation lowering.costs lowering.interface lowering.model "
         "lowering.solve lowering.whole_program passes plan.record plan.border"
     ),
+    "plan.pinning": (
+        "errors representation ir annotate op_rules lowering.targets lowering.costs lowering.collectives "
+        "lowering.strategies lowering.interface lowering.candidates lowering.proposal lowering.insert plan.record "
+        "plan.border"
+    ),
+    "plan.cache": (
+        "errors files representation ir annotate lowering.interface lowering.recomputation plan.record plan.border "
+        "plan.pinning"
+    ),
     "plan": (
         "errors files representation ir annotate op_rules propagation lowering.targets lowering.costs "
-        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.memory "
+        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory "
         "lowering.whole_program lowering.recomputation lowering.blocking passes plan.record plan.page python_source "
-        "plan.border plan.estimates plan.explanations"
+        "plan.border plan.estimates plan.explanations plan.pinning plan.cache"
     ),
     "plan.fixes": (
         "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
@@ -122,7 +131,8 @@ ROOMS = {
     "contracts": "errors representation ir op_rules lowering.interface plan.record plan.explanations plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
-        "lowering.emission lowering.interface plan.border plan.estimates plan shard loading processes contracts"
+        "lowering.emission lowering.interface plan.record plan.border plan.estimates plan shard loading processes "
+        "contracts"
     ),
     "spec_trees": "errors representation annotate",
     "pipelines": "errors jax_internals representation annotate",
@@ -134,7 +144,7 @@ ROOMS = {
     "testing": "errors lowering.costs plan.record plan calls equivalence pytest_plugin",
     "commands": (
         "errors files representation ir runtime annotate verification text lowering.targets passes plan.record "
-        "plan.estimates plan shard loading contracts calls equivalence"
+        "plan.estimates plan.cache plan shard loading contracts calls equivalence"
     ),
     "registration": (
         "ir annotate lowering.strategies passes partitioning plan.record plan.page plan.html plan plan.fixes "

@@ -121,7 +121,10 @@ def test_its_plan_can_be_asserted_on(names):
 
 def test_plans_are_kept_compared_and_limited(names, capsys):
     made = dict(names)
-    assert printed(capsys, lambda: executed(block("sdy.load_plan("), made, "mlp.py")) == "plan of mlp: no differences\n"
+    assert (
+        printed(capsys, lambda: executed(block("plan.assert_collectives("), made, "mlp.py"))
+        == "plan of mlp: no differences\n"
+    )
     with pytest.raises(AssertionError, match="all_reduce: 1 per call, expected 4"):
         made["plan"].assert_collectives(all_reduce=4)
     within, arguments = made["mlp_within"], (names["x"], names["weights"])
@@ -129,6 +132,13 @@ def test_plans_are_kept_compared_and_limited(names, capsys):
     whole = sdy.partition(names["mlp"], mesh=names["mesh"], budget=made["limits"], out_shardings=P())
     with pytest.raises(sdy.ContractError, match="all_gather is forbidden"):
         whole.plan(*arguments)
+
+
+def test_a_plan_is_pinned(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = executed(block("pinned = sdy.partition("), dict(names), "scores.py")
+    found = made["pinned"](made["tokens"], made["vocabulary"])
+    np.testing.assert_allclose(found, made["scores"](made["tokens"], made["vocabulary"]), rtol=1e-6)
 
 
 @pytest.mark.more("README's call of verify; tests/equivalence has its own")
@@ -363,7 +373,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 37
+    assert len(BLOCKS) == 38
     assert {
         line
         for line in COMMANDS

@@ -82,6 +82,9 @@ VALID = {
     "added": module(lines(DOT, binary("add", "%t", "%t", TERMS), REDUCED.replace("%t", "%u")), "%r", WHOLE),
     "scaled": module(lines(DOT, binary("multiply", "%t", "%w", TERMS), REDUCED.replace("%t", "%u")), "%r", WHOLE),
     "returned": module(DOT, "%t", TERMS),
+    "awaited": module(
+        lines(DOT, f"%u = stablehlo.custom_call @sdy_jax.after(%x, %t) {res(SPLIT)} : ({T}, {T}) -> {T}"), "%u"
+    ),
     "split": module(unary("tanh", "%x", SPLIT)),
 }
 

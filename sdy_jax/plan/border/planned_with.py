@@ -58,12 +58,17 @@ def input_names(program: Program) -> list[str]:
 
 def _locate_return(module: ir.Operation, source: str) -> None:
     """What moves at the end of a function moves for the shardings of its results; jax says the line of its call."""
-    last = terminator_of(body_of(main_function(module)))
+    found = location_of_return(source, module.context)
+    if found is not None:
+        terminator_of(body_of(main_function(module))).location = found
+
+
+def location_of_return(source: str, context: ir.Context) -> ir.Location | None:
+    """The line at which shardings of results are given as a location; None where nothing says it."""
     file, _, line = source.rpartition(":")
     if file and line.isdigit():
-        last.location = ir.Location.file(file, int(line), 0)
-    elif source:
-        last.location = ir.Location.name(source)
+        return ir.Location.file(file, int(line), 0, context)
+    return ir.Location.name(source, context=context) if source else None
 
 
 def _keep_arguments_whole(module: ir.Operation, program: Program) -> None:

@@ -1,10 +1,11 @@
 """Records as JSON and back: dataclasses as objects of the fields that differ from their defaults.
 
-Places, frames and tensors, of which many are alike, stand once in tables, and by their numbers elsewhere.
+Places, frames, tensors and choices, of which many are alike, stand once in tables, and by their numbers elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import types
 from collections.abc import Mapping
@@ -14,8 +15,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.record.border import RecordedFrame, RecordedPlace, RecordedTensor
+from sdy_jax.plan.record.choices import RecordedChoice, RecordedChoices, RecordedLayout
 
-_TABLES: dict[type, str] = {RecordedFrame: "frames", RecordedPlace: "places", RecordedTensor: "tensors"}
+_TABLES: dict[type, str] = {
+    RecordedFrame: "frames",
+    RecordedPlace: "places",
+    RecordedTensor: "tensors",
+    RecordedLayout: "layouts",
+    RecordedChoice: "choices",
+}
 """What stands in tables; what others contain comes first."""
 
 
@@ -95,6 +103,24 @@ class Decoder:
             elif field.default is MISSING:
                 raise SdyError(f"{where} has no {field.name!r}")
         return kind(**found)
+
+
+def choices_text(choices: RecordedChoices) -> str:
+    """Choices as text, apart from a plan."""
+    encoder = Encoder()
+    said = encoder.encoded(choices)
+    return json.dumps([encoder.tables, said])
+
+
+def choices_from_text(text: str) -> RecordedChoices:
+    """The choices that a text says.
+
+    Raises:
+        SdyError: it is not what `choices_text` makes.
+    """
+    tables, said = json.loads(text)
+    found: RecordedChoices = Decoder(tables).decoded(RecordedChoices, said, "choices")
+    return found
 
 
 def _scalar(kind: type, data: Any, where: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,8 @@ def plan_json(record: PlanRecord, page: Sequence[str] = ()) -> str:
     whole: dict[str, Any] = {"kind": _KIND, "format": FORMAT, "written_by": record.versions[0]}
     whole |= {"page": list(page)} if page else {}
     whole |= {"tables": encoder.tables, "plan": plan}
+    if record.choices is not None:
+        whole["digest"] = _digest(whole)
     return "".join(_lines(whole, 2)) + "\n"
 
 
@@ -106,7 +110,14 @@ def plan_from_json(text: str, path: str = "the text") -> PlanRecord:
         check_references(found)
     except SdyError as error:
         raise SdyError(f"{path} is damaged: {error}; to fix: save the plan again") from None
-    return found
+    is_edited = found.choices is not None and whole.get("digest") != _digest(whole)
+    return replace(found, is_edited=True) if is_edited else found
+
+
+def _digest(whole: Mapping[str, Any]) -> str:
+    """64 hexadecimal digits that say whether a plan is as it was written; its page is for people."""
+    said = json.dumps([whole.get("tables"), whole.get("plan")], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def _foreign(path: str | os.PathLike[str], why: str) -> SdyError:

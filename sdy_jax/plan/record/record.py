@@ -55,6 +55,9 @@ class PlanRecord(RecordedPlan):
         recomputed: what is computed again for the sake of memory, if anything is.
         blocked: what is computed part by part for the sake of memory.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
+        choices: all that was searched for, from which `partition(plan=)` makes the plan again; in files, and where they
+            were asked for: `Plan.record(choices=True)`. Records with and without them are equal.
+        is_edited: it was read from a file with choices that is not as it was written.
         meshes: of several that were given, all, with what plans on them take.
     """
 

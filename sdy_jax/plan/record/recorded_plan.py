@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sdy_jax.plan.record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
+from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.printing import Printed
 from sdy_jax.plan.record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan.record.propagation import RecordedPropagation
@@ -187,6 +188,8 @@ class RecordedPlan(Printed):
     propagation: RecordedPropagation | None = None
     meshes: tuple[RecordedComparedMesh, ...] = ()
     blocked: tuple[RecordedInParts, ...] = ()
+    choices: RecordedChoices | None = field(default=None, compare=False)
+    is_edited: bool = field(default=False, compare=False)
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:

@@ -66,7 +66,7 @@ def record_of(plan: Answers) -> PlanRecord:
         headline=plan.headline,
         mesh=_mesh(plan),
         line=frame_of(plan.source),
-        versions=(f"sdy_jax {_own_version()}", f"jax {jax.__version__}"),
+        versions=versions(),
         options=tuple(_options(planned.policy)) if planned is not None else (),
         arguments=tuple(arguments[count:]),
         closed_over=tuple(arguments[:count]),
@@ -92,6 +92,11 @@ def record_of(plan: Answers) -> PlanRecord:
         meshes=tuple(_meshes(plan)),
         blocked=tuple(map(_in_parts, plan.blocked)),
     )
+
+
+def versions() -> tuple[str, ...]:
+    """Of sdy_jax and jax, as records say them."""
+    return f"sdy_jax {_own_version()}", f"jax {jax.__version__}"
 
 
 def linked_collectives(plan: Answers) -> tuple[list[Op], list[tuple[CollectiveRecord, RecordedCollective]]]:

@@ -134,7 +134,7 @@ def test_a_device_s_memory_is_the_limit_where_it_is_known():
         """The bytes that are sent, and the peak."""
         module, name = propagated.stages["propagated"].clone().operation, propagated.program.mesh_name
         with module.context, ir.Location.unknown(module.context):
-            report = partition_whole(
+            report, _ = partition_whole(
                 module,
                 Setting(
                     name, sdy.CostModel.of_platform("cpu"), policy=Policy(layouts=layouts), target=Target(memory=memory)

@@ -1,0 +1,114 @@
+"""What a plan depends on, as digests by which its entry in the cache is found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.ir.custom_ops import ASKED_ABOUT, calls_of_functions
+from sdy_jax.ir.locations import RUN_AGAIN, STRICT, is_computed_again, place_of
+from sdy_jax.ir.operations import pre_order
+from sdy_jax.lowering.recomputation.segment_prices import Mark
+from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.plan.pinning.digest import digest_of, program_text
+from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
+from sdy_jax.representation.mesh import Mesh
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def can_be_cached(program: Program) -> bool:
+    """Whether all that a plan depends on can be told: not of ops whose functions say how they may be split."""
+    is_outer = any(isinstance(constant, jax.core.Tracer) for constant in program.constants)
+    return not is_outer and not calls_of_functions(program.module, ASKED_ABOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a plan is found by.
+
+    Attributes:
+        name: 64 hexadecimal digits, those of all that the plan depends on.
+        lines: likewise of the lines of the program's source, which it only says.
+    """
+
+    name: str
+    lines: str
+
+    @classmethod
+    def of(cls, program: Program, given: PlannedWith, source: str, held: Collection[Mark]) -> Key:
+        """That of a program.
+
+        Args:
+            program, given, source: as of `build_plan`.
+            held: the lines and types of values that are held where anything fits by that.
+        """
+        with_lines = program_text(program.module, with_lines=True)
+        said = [
+            *_versions(),
+            *_of_program(program),
+            repr((recorded_costs(given.costs), recorded_policy(given.policy), recorded_target(given.target))),
+            repr(given.inner),
+            *_of_locations(program.module, with_lines, held),
+            program_text(program.module),
+        ]
+        return cls(digest_of("\n".join(said)), digest_of(f"{source}\n{with_lines}"))
+
+
+def _of_locations(module: ir.Operation, text: str, held: Collection[Mark]) -> Iterator[str]:
+    """All of the locations of ops on which plans depend: which are the same, and which are of ops that
+    `jax.checkpoint` lets run again, or of values that are held."""
+    ops, numbers = pre_order(module), dict[ir.Attribute, int]()
+    yield repr([numbers.setdefault(op.location.attr, len(numbers)) for op in ops])
+    if RUN_AGAIN in text:
+        yield repr([number for number, op in enumerate(ops) if is_computed_again(op.location)])
+    if STRICT in text:  # scopes say where, and an op may keep that of before
+        yield digest_of(text)
+    if held:
+        lines = {line for line, _ in held}
+        yield repr([number for number, op in enumerate(ops) if place_of(op.location).line in lines])
+        yield repr(sorted(type_ for _, type_ in held))
+
+
+def _of_program(program: Program) -> Iterator[str]:
+    yield repr((program.mesh_name, len(program.constants), program.inputs, program.outputs))
+    for mesh in (program.mesh, program.uncut or Mesh(())):
+        yield repr(mesh)
+    for found in (
+        program.unreduced_arguments,
+        program.automatic_arguments,
+        program.automatic_results,
+        program.host_arguments,
+        program.host_results,
+    ):
+        yield repr(sorted(found))
+    yield repr((program.is_typed, program.unchecked))
+    yield repr([(info.shape, str(info.dtype)) for info in (*program.in_info, *program.out_info)])
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    """Of what plans are made by; of a checkout, which changes while its version stays, those of all files."""
+    try:
+        own = version("sdy_jax")
+    except PackageNotFoundError:
+        own = ""
+    home = Path(__file__).resolve().parents[2]
+    files = () if any(name in home.parts for name in _INSTALLED) else tuple(_files(home))
+    return own, jax.__version__, version("jaxlib"), *files
+
+
+def _files(home: Path) -> Iterator[str]:
+    for folder, folders, names in os.walk(home, followlinks=True):
+        folders.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            status = os.stat(os.path.join(folder, name))
+            yield f"{folder}/{name} {status.st_size} {status.st_mtime_ns}"

@@ -1,0 +1,136 @@
+"""Plans that are found in the cache in place of being made, and kept there once they are made.
+
+What cannot be read is as good as none: the program is planned, and its entry written again. See `plan/cache`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.files.folders import SharedFolder
+from sdy_jax.lowering.recomputation.segment_prices import Mark
+from sdy_jax.plan.border.boundary import boundary_values
+from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.plan.cache.entry import CachedPlan, Entry, entry_bytes
+from sdy_jax.plan.cache.folder import cache_folder
+from sdy_jax.plan.cache.key import Key, can_be_cached
+from sdy_jax.plan.cache.relocation import Relocation
+from sdy_jax.plan.dump import VARIABLE as DUMPS
+from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
+from sdy_jax.plan.importing import imported
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.progress import LOG
+from sdy_jax.plan.record.codec import choices_text
+from sdy_jax.plan.recording.choices import choices_of
+
+_KEPT = ("imported", "propagated", "partitioned", "recomputed", "blocked")
+"""The stages of an entry; the program that was traced is at hand, but where layouts were stated for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """The place of a program's plan in the cache."""
+
+    folder: SharedFolder
+    key: Key
+    name: str
+    program: Program
+    given: PlannedWith
+    source: str
+
+    @classmethod
+    def of(cls, name: str, program: Program, given: PlannedWith, source: str) -> PlanEntry | None:
+        """That of a program, which is about to be planned; None where plans are not kept, or this one cannot be."""
+        folder = cache_folder()
+        if folder is None or os.environ.get(DUMPS) or not can_be_cached(program):
+            return None
+        held = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
+        return cls(folder, Key.of(program, given, source, held), name, program, given, source)
+
+    def read(self) -> Plan | None:
+        """The plan that is kept; None where there is none, or what is there cannot be read."""
+        data = self.folder.read(self.key.name)
+        if data is None:
+            return None
+        try:
+            plan = self._plan(*self._found(data))
+        except Exception as error:  # whatever is wrong with it, it is no plan
+            LOG.info("the entry %s of the cache is broken, and %s is planned: %s", self.key.name, self.name, error)
+            self.folder.remove(self.key.name)
+            return None
+        LOG.info("found in the cache: %r", plan)
+        return plan
+
+    def _found(self, data: bytes) -> tuple[CachedPlan, dict[str, ir.Operation]]:
+        """What an entry says, by the lines of now."""
+        entry = Entry(self.key.name, data, self.program.module)
+        stages = entry.stages
+        if entry.lines == self.key.lines:
+            return entry.plan(), stages
+        before, stages["imported"] = stages["imported"], imported(self.program)
+        pairs = [(before, stages["imported"])]
+        pairs += [(stages["traced"], self.program.module)] if "traced" in stages else []
+        now = Relocation(pairs, (entry.source, self.source), self.program.module.context)
+        for name in stages.keys() - {"imported"}:
+            now.move(stages[name])
+        plan = entry.plan(now.of)
+        notes = tuple([replace(note, source=now.line(note.source)) for note in plan.notes])
+        return replace(plan, notes=notes), stages
+
+    def _plan(self, found: CachedPlan, stages: dict[str, ir.Operation]) -> Plan:
+        none, program = frozenset[int](), self.program
+        modules = {"traced": program.module, **stages}
+        program = replace(program, automatic_arguments=none, automatic_results=none)
+        program = program.with_module(modules["partitioned"])
+        arguments, results = boundary_values(program)
+        count = len(program.constants)
+        return Plan(
+            self.name,
+            program,
+            tuple(arguments[count:]),
+            tuple(arguments[:count]),
+            tuple(results),
+            found.collectives,
+            found.notes,
+            modules,
+            self.source,
+            layouts=found.layouts,
+            planned_with=self.given,
+            automatic=found.automatic,
+            work_cost=found.work_cost,
+            hidden_by_work=found.hidden_by_work,
+            recomputed=found.recomputed,
+            blocked=found.blocked,
+            choices=found.choices,
+        )
+
+    def write(self, plan: Plan) -> None:
+        """Keeps a plan. Where that is not possible a warning says so, once per folder."""
+        try:
+            self.folder.write(self.key.name, self._bytes(plan))
+        except OSError as error:
+            warnings.warn(f"plans cannot be kept in {self.folder.path}: {error.strerror or error}", stacklevel=2)
+        except Exception as error:  # the plan is there, and runs
+            LOG.warning("the plan of %s cannot be kept: %s: %s", self.name, type(error).__name__, error)
+
+    def _bytes(self, plan: Plan) -> bytes:
+        names = (*_KEPT, "traced") if plan.automatic is not None else _KEPT
+        stages = {name: plan.stages[name] for name in names if name in plan.stages}
+        choices = choices_of(plan, named=False)
+        found = CachedPlan(
+            plan.collectives,
+            plan.notes,
+            plan.layouts,
+            plan.work_cost,
+            plan.hidden_by_work,
+            plan.recomputed,
+            plan.blocked,
+            plan.automatic,
+            choices_text(choices) if choices is not None else None,
+        )
+        return entry_bytes(self.key.name, (self.key.lines, self.source), found, stages, self.program.module)

@@ -1,0 +1,185 @@
+"""Pinned plans: a program is partitioned by the choices of a plan that was kept, or not at all.
+
+The choices of the file are followed, and all else follows from them, the program, and the costs and devices that the
+file states. What comes of it is the module that was kept, by its digest, or, where the program, jax or sdy_jax is
+another one, a plan without differences from the one that was kept; else an error says what differs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.errors import PinnedPlanError, SdyError
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
+from sdy_jax.passes.common_mesh import on_whole_axes
+from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.plan.build import build_plan
+from sdy_jax.plan.pinning.digest import digest_of, program_text
+from sdy_jax.plan.pinning.replay import DoesNotFit
+from sdy_jax.plan.pinning.setting import planned_with_from
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.choices import RecordedChoices
+from sdy_jax.plan.record.diff import diff
+from sdy_jax.plan.record.differences import PlanDiff
+from sdy_jax.plan.record.files import load_plan
+from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.recording.record import versions
+from sdy_jax.plan.warn import warn_of
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.type_text import bytes_text
+
+ON_CHANGE = ("error", "replan")
+
+_SAVE = "to fix: save the plan again, plan.save(path)"
+
+
+class PinnedPlan:
+    """A plan that was kept, of which programs are partitioned.
+
+    Args:
+        given: its file, or the plan.
+        option: by which it was given.
+
+    Raises:
+        PinnedPlanError: it was edited, or says no choices.
+        SdyError: the file is no plan.
+    """
+
+    def __init__(self, given: str | os.PathLike[str] | Plan | PlanRecord, option: str = "plan"):
+        is_plan = isinstance(given, (Plan, PlanRecord))
+        self.where = f"the plan that {option}= gives" if is_plan else os.fspath(given)  # type: ignore[arg-type]
+        self._record = _record_of(given)
+        if self._record.is_edited:
+            raise PinnedPlanError(
+                f"{self.where} was edited, or damaged: its digest is not that of its choices. A pinned plan runs as it "
+                f"was reviewed, or not at all; {_SAVE}"
+            )
+        self._choices = _choices_of(self._record, self.where)
+
+    @property
+    def choices(self) -> RecordedChoices:
+        """What it was made by."""
+        return self._choices
+
+    def is_on(self, mesh: Mesh) -> bool:
+        """Whether the plan is on a mesh."""
+        own = self._record.mesh
+        axes = [(axis.name, axis.size) for axis in own.axes] == [(axis.name, axis.size) for axis in mesh.axes]
+        return axes and tuple(own.device_ids) == tuple(mesh.device_ids)
+
+    def plan(self, name: str, program: Program, given: PlannedWith, source: str, on_change: str) -> Plan:
+        """The plan of a program by the choices that were kept.
+
+        Args:
+            name, program, source: as of `build_plan`.
+            given: what the function says; costs and devices are those of the plan that was kept.
+            on_change: "error", or "replan": what the program does not have in common with it is planned anew, and a
+                warning says what.
+
+        Raises:
+            PinnedPlanError: the program has another plan.
+        """
+        self._check_mesh(name, program)
+        self._check_options(given)
+        own = planned_with_from(self._choices, given.inner)
+        try:
+            plan = build_plan(name, program, own, source, pinned=self._choices)
+        except DoesNotFit:
+            plan, fits = build_plan(name, program, own, source, kept=self._choices), False
+        else:
+            self._verify(plan)
+            fits = True
+        self._check_memory(plan, given)
+        if fits and digest_of(program_text(plan.stages["partitioned"])) == self._choices.partitioned:
+            return plan
+        plan = replace(plan, device_kind=self._record.mesh.device_kind)
+        found = diff(self._record, plan)
+        self._check_whether_changed(plan, found)
+        if not found:
+            return plan
+        if on_change == "replan":
+            warn_of([f"{self.where} is not the plan of {name} any more, and was made anew:\n{found}"])
+            return plan
+        raise PinnedPlanError(
+            f"{self.where} is not the plan of {name} any more:\n{found}\nto accept what is planned now, save it in its "
+            "place: plan.save(path); with on_change='replan' it runs, with a warning",
+            found,
+        )
+
+    def _check_mesh(self, name: str, program: Program) -> None:
+        mesh = on_whole_axes(program).mesh
+        if not self.is_on(mesh):
+            said = ", ".join(f"{axis.name}={axis.size}" for axis in self._record.mesh.axes)
+            raise PinnedPlanError(
+                f"{self.where} is a plan on the mesh {said or 'without axes'}, and {name} is partitioned on {mesh}; "
+                "to fix: pin a plan on this mesh"
+            )
+
+    def _check_options(self, given: PlannedWith) -> None:
+        """What the user says about values, not about how layouts are found, has to be the same."""
+        for option in ("uneven", "optimize_collectives"):
+            stated, kept = getattr(given.policy, option), getattr(self._choices.policy, option)
+            if stated != kept:
+                raise PinnedPlanError(
+                    f"{self.where} was made with {option}={kept!r}, and the function says {option}={stated!r}; to fix: "
+                    f"say the same, or save the plan again"
+                )
+
+    def _check_memory(self, plan: Plan, given: PlannedWith) -> None:
+        """Warns where devices have less memory than the plan takes.
+
+        Raises:
+            PinnedPlanError: the function states that it may take less.
+        """
+        peak, stated, has = plan.memory.peak, given.policy.memory, given.target.memory
+        if stated is not None and peak > stated:
+            raise PinnedPlanError(
+                f"{self.where} holds {bytes_text(peak)} on each device, and memory= allows {bytes_text(stated)}; to "
+                "fix: leave memory= out, or pin a plan that was made with it"
+            )
+        if has and peak > has:
+            warn_of([f"{self.where} holds {bytes_text(peak)} on each device, which have {bytes_text(has)}"])
+
+    def _verify(self, plan: Plan) -> None:
+        """
+        Raises:
+            PinnedPlanError: the choices make a program that would compute something else.
+        """
+        module = plan.stages["partitioned"]
+        with module.context, ir.Location.unknown(module.context):
+            try:
+                verify_partitioned(module)
+            except SdyError as error:
+                raise PinnedPlanError(
+                    f"{self.where} says choices that do not go together: {error}; it was edited, or another version of "
+                    f"sdy_jax runs the ops otherwise; {_SAVE}"
+                ) from None
+
+    def _check_whether_changed(self, plan: Plan, found: PlanDiff) -> None:
+        """
+        Raises:
+            PinnedPlanError: the program and all versions are those with which the plan was made, and it is another one.
+        """
+        is_same = digest_of(program_text(plan.stages["traced"])) == self._choices.program
+        if is_same and self._record.versions == versions():
+            raise PinnedPlanError(
+                f"{self.where} says choices of which another program comes than it says:\n{found}\nit was edited, or "
+                f"sdy_jax was, and has the same version; {_SAVE}",
+                found,
+            )
+
+
+def _record_of(given: object) -> PlanRecord:
+    if isinstance(given, Plan):
+        return given.record(choices=True)
+    return given if isinstance(given, PlanRecord) else load_plan(given)  # type: ignore[arg-type]
+
+
+def _choices_of(record: PlanRecord, where: str) -> RecordedChoices:
+    if record.choices is not None:
+        return record.choices
+    raise PinnedPlanError(f"{where} says no choices: an older sdy_jax saved it, or it is of a local program; {_SAVE}")
