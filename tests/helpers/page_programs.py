@@ -35,3 +35,12 @@ def printed(program: Program, names: dict[str, Any]) -> str:
     with contextlib.redirect_stdout(out):
         exec(code, names)
     return out.getvalue()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    found = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    assert len(set(found)) == len(found), f"{page.name} has a heading twice"
+    return set(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_programs import printed, programs
+from page_programs import anchors, printed, programs
 from places import ROOT
 
 FOLDER = ROOT / "docs" / "explanation"
@@ -16,15 +16,6 @@ SOURCES = [path for room in ("sdy_jax", "lowering", "runtime") for path in (ROOT
 CITATION = re.compile(r"docs/explanation/(\w+\.md)(?:#([\w-]+))?")
 LONGEST = 120
 """Characters of a line, so that pages can be read as text; tables may have more."""
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and MyST make them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    found = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-    assert len(set(found)) == len(found), f"{page.name} has a heading twice"
-    return set(found)
 
 
 def test_anchors_are_those_of_headings(tmp_path: Path) -> None:

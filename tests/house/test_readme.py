@@ -1,4 +1,4 @@
-"""What README shows is what one gets: its programs and commands run, in order, and print what it says they print.
+"""What README and the guide show is what one gets: programs and commands run, and print what is said there.
 
 Programs share names, as they do for a reader: what an earlier one has made, and what the text takes for granted.
 """
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from page_programs import anchors
 from places import ROOT
 from python_modules import Modules, assert_alike
 
@@ -31,19 +32,21 @@ sys.path.insert(0, str(ROOT / "examples"))
 import train_lm
 
 README = (ROOT / "README.md").read_text()
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+TEXT = "\n".join([README, *(page.read_text() for page in GUIDE)])
 BLOCKS = [
     (language, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
-    for indent, language, text in re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", README, re.DOTALL | re.MULTILINE)
+    for indent, language, text in re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", TEXT, re.DOTALL | re.MULTILINE)
 ]
 FIRST = BLOCKS[0][1]
-COMMANDS = re.findall(r"^    (\S.*)$", re.sub(r"^( *)```.*?^ *```$", "", README, flags=re.DOTALL | re.MULTILINE), re.M)
+COMMANDS = re.findall(r"^    (\S.*)$", re.sub(r"^( *)```.*?^ *```$", "", TEXT, flags=re.DOTALL | re.MULTILINE), re.M)
 ELSEWHERE = {
     "scripts/": "they are run by hand: the first two are what runs this",
     "pip install": "it needs a network",
     "--inputs": "the options of `run`, which are tried below",
     "--random": "the options of `run`, which are tried below",
 }
-"""Lines of README that do not run here, by how they begin, and why."""
+"""Lines that do not run here, by how they begin, and why."""
 
 
 def block(beginning: str) -> str:
@@ -369,6 +372,19 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
     (command,) = [line for line in COMMANDS if line.startswith(PLANNED_ON_A_POD)]
     out = printed(capsys, lambda: main(shlex.split(command)[1:]))
     assert out.startswith("plan of step on mesh data=256, model=256 (65536 devices)")
+
+
+def test_the_front_page_is_short_and_leads_to_all_pages():
+    assert len(README.splitlines()) <= 150
+    assert not [page.name for page in GUIDE if f"](docs/guide/{page.name})" not in README]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDE], ids=lambda page: page.stem)
+def test_links_lead_to_headings(page):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
 def test_no_other_line_is_shown():

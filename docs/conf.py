@@ -1,0 +1,55 @@
+"""The book: what `scripts/docs` makes of these pages and of docstrings."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as _version
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+
+project = "sdy_jax"
+author = "the authors of sdy_jax"
+release = version = _version("sdy_jax")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4
+default_role = "code"  # docstrings mark names as Markdown does
+autodoc_typehints = "none"  # with them, signatures are longer than what is said of them
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "sdy_jax"
+html_show_sourcelink = False
+exclude_patterns = ["_build"]
+suppress_warnings = ["myst.xref_missing"]  # links to files that are no part of the book
+
+
+def _as_restructured_text(*given: Any) -> None:
+    """Docstrings are written for readers of source: examples are indented code, tables are Markdown's, plurals follow
+    names."""
+    lines: list[str] = given[-1]
+    found: list[str] = []
+    example: str | None = None
+    for number, line in enumerate(lines):
+        indent = line[: len(line) - len(line.lstrip())]
+        if re.fullmatch(r"\s*Examples?:", line):
+            example = indent
+            found += [f"{indent}.. rubric:: Example", "", f"{indent}.. code-block:: python", ""]
+            continue
+        if example is not None and line.strip() and len(indent) <= len(example):
+            example = None
+        if line.startswith("|"):
+            if not number or not lines[number - 1].startswith("|"):
+                found += [".. code-block:: text", ""]
+            line = f"   {line}"
+        elif example is None:
+            line = re.sub(r"(`[^`\s][^`]*`)(?=\w)", r"\1\\ ", line).replace("*args, **kwargs:", "args, kwargs:")
+        found.append(line)
+    lines[:] = found
+
+
+def setup(app: Any) -> None:
+    app.add_lexer("mlir", TextLexer)
+    app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)  # before napoleon's
