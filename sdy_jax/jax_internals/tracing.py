@@ -67,6 +67,7 @@ def trace_and_lower(
             lowered = lower(lowering_platforms=(platform,), _private_parameters=parameters)
     constants = (*lowered._lowering.const_args, *traced._consts)
     module = lowered.compiler_ir("stablehlo")
+    module.context.enable_multithreading(False)  # a process that is forked has none of the threads (`ir.context`)
     if has_symbolic_parts(module):
         module = with_called_sizes(module)
     return module, traced.jaxpr, traced.out_info, constants
