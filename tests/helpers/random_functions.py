@@ -169,7 +169,7 @@ def assert_agreed(program, matrices, mesh, specs, **options):
     """In double precision, so that rounding decides no order."""
     with jax.enable_x64(True):
         try:
-            wanted = jax.jit(lambda *xs: program(*xs))(*matrices)
+            wanted = jax.block_until_ready(jax.jit(lambda *xs: program(*xs))(*matrices))
         except jax.errors.JaxRuntimeError as error:
             if "fft_thunk" not in str(error):
                 raise
