@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from mutated_modules import MODULES
-from places import HELPERS
+from places import HELPERS, ROOT
 
 from sdy_jax.commands.optimize import optimize
 
@@ -20,7 +20,7 @@ def run(first: int, count: int) -> None:
         [sys.executable, str(_PROGRAM), str(first), str(count)],
         capture_output=True,
         text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_PROGRAM.parent)},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(map(str, (HELPERS, ROOT)))},
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"seed {lines[-1] if lines else 'none'}: {done.stderr[-2000:]}"
