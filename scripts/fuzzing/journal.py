@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.pool import Answer, Task
+from sdy_jax.files.whole import write_whole
 
 _SAVED_EVERY = 20.0
 """Seconds."""
@@ -72,9 +73,7 @@ class Journal:
             "reached": {kind: sorted(found) for kind, found in self.reached.items()},
         }
         self._folder.mkdir(exist_ok=True)
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(held, indent=1))
-        beside.replace(self._path)
+        write_whole(self._path, json.dumps(held, indent=1))
 
     def summary(self) -> str:
         """Cases by kind and suite, and how much was reached."""

@@ -26,7 +26,6 @@ from sdy_jax.lowering.interface.setting import Setting, limit
 from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.choices import Follow, Keep
 from sdy_jax.lowering.proposal.free_border import FreeBorder
-from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.whole_program.partition import best_border
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
@@ -37,7 +36,7 @@ from sdy_jax.plan.border.boundary import boundary_values
 from sdy_jax.plan.border.planned_with import PlannedWith, input_names, to_partition
 from sdy_jax.plan.cached import PlanEntry
 from sdy_jax.plan.dump import Dump, dump_of, ignore
-from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
+from sdy_jax.plan.explanations.checkpoint_names import all_marks
 from sdy_jax.plan.importing import imported
 from sdy_jax.plan.keeping import KeptChoices, with_known_border
 from sdy_jax.plan.pinning.border import pinned_border
@@ -170,7 +169,7 @@ class _Making:
         if uneven_ones and self.given.policy.uneven == "error":
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
-        named = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
+        named = all_marks(program.jaxpr)
         report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep)
         if report.before is not None:
             stage = "blocked" if report.blocked else "recomputed"
@@ -181,14 +180,10 @@ class _Making:
 
         notes = [*_notes_of_dialects(program.module), *notes, *uneven_ones, *report.notes]
         program = program.with_module(module)
-        arguments, results = boundary_values(program)
-        count = len(program.constants)
         return Plan(
             self.name,
             program,
-            tuple(arguments[count:]),
-            tuple(arguments[:count]),
-            tuple(results),
+            *boundary_values(program),
             tuple(report.collectives),
             tuple(dict.fromkeys(note if note.source else replace(note, source=self.source) for note in notes)),
             stages,

@@ -13,7 +13,6 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.files.folders import SharedFolder
-from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.plan.border.boundary import boundary_values
 from sdy_jax.plan.border.planned_with import PlannedWith
 from sdy_jax.plan.cache.entry import CachedPlan, Entry, entry_bytes
@@ -21,7 +20,7 @@ from sdy_jax.plan.cache.folder import cache_folder
 from sdy_jax.plan.cache.key import Key, can_be_cached
 from sdy_jax.plan.cache.relocation import Relocation
 from sdy_jax.plan.dump import VARIABLE as DUMPS
-from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
+from sdy_jax.plan.explanations.checkpoint_names import all_marks
 from sdy_jax.plan.importing import imported
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
@@ -49,7 +48,7 @@ class PlanEntry:
         folder = cache_folder()
         if folder is None or os.environ.get(DUMPS) or not can_be_cached(program):
             return None
-        held = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
+        held = all_marks(program.jaxpr)
         return cls(folder, Key.of(program, given, source, held), name, program, given, source)
 
     def read(self) -> Plan | None:
@@ -87,14 +86,10 @@ class PlanEntry:
         modules = {"traced": program.module, **stages}
         program = replace(program, automatic_arguments=none, automatic_results=none)
         program = program.with_module(modules["partitioned"])
-        arguments, results = boundary_values(program)
-        count = len(program.constants)
         return Plan(
             self.name,
             program,
-            tuple(arguments[count:]),
-            tuple(arguments[:count]),
-            tuple(results),
+            *boundary_values(program),
             found.collectives,
             found.notes,
             modules,

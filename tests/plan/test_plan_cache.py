@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
+from kept_plans import noted_searches, same
 from plan_edits import MLP
 
 import sdy_jax as sdy
@@ -66,20 +67,10 @@ def of(fun=step, **options):
     return sdy.partition(fun, **{"mesh": MESH, "in_shardings": SPECS, "on_unknown": "ignore", **options})
 
 
-def same(found, wanted):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(jnp.abs(b).max())))
-
-
 @pytest.fixture
 def searches(monkeypatch):
     """How often something was planned."""
-    from sdy_jax.plan import build
-
-    made = []
-    search = build._Making.made
-    monkeypatch.setattr(build._Making, "made", lambda self, program: made.append(self.name) or search(self, program))
-    return made
+    return noted_searches(monkeypatch)
 
 
 @pytest.mark.parametrize("fun", [step, loss, conditional, scanned, printing])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
@@ -24,15 +25,23 @@ class BoundaryValue:
     sharding: TensorSharding
 
 
-def boundary_values(program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
-    """The arguments (closed-over arrays first) and results of a partitioned program."""
+class BoundaryValues(NamedTuple):
+    """All of them, in order; `constants` are the arrays that a function closes over."""
+
+    arguments: tuple[BoundaryValue, ...]
+    constants: tuple[BoundaryValue, ...]
+    results: tuple[BoundaryValue, ...]
+
+
+def boundary_values(program: Program) -> BoundaryValues:
+    """The arguments, closed-over arrays and results of a partitioned program."""
     main = main_function(program.module)
     type_ = function_type(main)
     paths = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
-    return (
-        _boundary(paths, type_.inputs, function_shardings(main, "arg_attrs"), program),
-        _boundary(program.outputs, type_.results, function_shardings(main, "res_attrs"), program),
-    )
+    given = _boundary(paths, type_.inputs, function_shardings(main, "arg_attrs"), program)
+    results = _boundary(program.outputs, type_.results, function_shardings(main, "res_attrs"), program)
+    count = len(program.constants)
+    return BoundaryValues(tuple(given[count:]), tuple(given[:count]), tuple(results))
 
 
 def _boundary(

@@ -24,6 +24,11 @@ def checkpoint_names(jaxpr: Any) -> Marks:
     return found
 
 
+def all_marks(jaxpr: Any) -> frozenset[tuple[str, str]]:
+    """Those of all names in a closed jaxpr."""
+    return frozenset[tuple[str, str]]().union(*checkpoint_names(jaxpr).values())
+
+
 def _names(jaxpr: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     if not isinstance(jaxpr, Jaxpr):
         return

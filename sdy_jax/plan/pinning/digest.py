@@ -22,12 +22,7 @@ def program_text(module: ir.Operation, with_lines: bool = False) -> str:
     if keys:  # each process counts them for itself
         module = copied(module)
         set_keys(module, {key: f"{title_of(key)}:{number}" for number, key in enumerate(keys)})
-    return "\n".join([_text(op, with_lines) for op in body_of(module).operations])
-
-
-def _text(op: ir.Operation, with_lines: bool) -> str:
-    text: str = op.get_asm(enable_debug_info=with_lines)
-    return text
+    return "\n".join([str(op.get_asm(enable_debug_info=with_lines)) for op in body_of(module).operations])
 
 
 def digest_of(text: str) -> str:
