@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from jax.sharding import NamedSharding
-from plan_pages import HOSTILE, MESH, SPECS
+from plan_pages import HOSTILE, LONG, MESH, SPECS
 
 import sdy_jax as sdy
 
@@ -73,6 +73,54 @@ def test_it_opens_with_the_plan_s_figures(opened: Opened, paged: sdy.Plan) -> No
     assert view.locator("#mesh").inner_text().split() == ["data", "2", "model", "4"]
     assert view.locator("#tree [role=treeitem]").first.inner_text().startswith("step")
     assert view.locator("svg.graph .node").count() > 2
+
+
+def test_collectives_are_counted_alike_everywhere(opened: Opened, paged: sdy.Plan) -> None:
+    count = sum(each.times for each in paged.record().collectives)
+    assert count > len(paged.record().collectives)  # some are in a loop
+    view = opened("plan.html")
+    assert view.locator("#headline .figure-amount").nth(3).inner_text() == f"{count} per call"
+    assert f"Collectives ({count})" in view.locator("#details").inner_text()
+    assert f"its {count} collectives" in view.locator("#moment-text").inner_text()
+    view.click("#tab-collectives")
+    assert f"{count} collectives" in view.locator(".view-bar").inner_text()
+    view.click("#tab-source")
+    assert sum(map(int, view.locator(".kind-mark").all_inner_texts())) == count
+
+
+def test_without_rates_there_is_work_instead_of_time(opened: Opened, paged: sdy.Plan) -> None:
+    assert paged.record().time.unit == "bytes"
+    second = opened("plan.html").locator("#headline .figure").nth(1).inner_text()
+    assert second.startswith("Operations of a device") and f"{paged.record().flops / 1000:.1f} kflop" in second
+
+
+@pytest.mark.parametrize("width", [360, 880, 1280])
+def test_nothing_is_wider_than_its_place(opened: Opened, width: int) -> None:
+    view = opened("plan.html")
+    view.set_viewport_size({"width": width, "height": 800})
+    too_wide = "nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth).map((n) => n.textContent)"
+    assert view.evaluate("document.documentElement.scrollWidth") <= width
+    assert view.locator("header, .figure, .bar, .panel-head, main > *").evaluate_all(too_wide) == []
+    view.click("#tab-source")
+    row = "rows => rows.map((r) => r.querySelector('code').clientWidth / r.closest('.source').clientWidth)"
+    assert min(view.locator(".source-line").evaluate_all(row)) > 0.35
+
+
+def test_memory_has_axes(opened: Opened, paged: sdy.Plan) -> None:
+    texts = opened("plan.html").locator(".chart .ticks text").all_text_contents()
+    sizes, ops = [t for t in texts if "op" not in t], [t for t in texts if "op" in t]
+    assert sizes[0] == "0" and 3 <= len(sizes) <= 6 and all(size.endswith("KiB") for size in sizes[1:])
+    assert ops[0] == "op 0" and ops[-1] == f"op {len(paged.record().ops) - 1}"
+
+
+def test_long_names_keep_both_ends(opened: Opened) -> None:
+    view = opened("hostile.html")
+    view.click("#tab-border")
+    name = view.locator("#border .abbreviated").first
+    left, right = name.locator("span").all()
+    assert name.get_attribute("title") == left.inner_text() + right.inner_text() == LONG
+    assert right.evaluate("n => n.getBoundingClientRect().right <= n.parentNode.getBoundingClientRect().right")
+    assert left.evaluate("n => n.scrollWidth > n.clientWidth && getComputedStyle(n).direction == 'ltr'")
 
 
 def test_what_is_searched_is_shown_with_its_layout_and_the_reasons(opened: Opened) -> None:
