@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 
@@ -56,7 +55,8 @@ for memory in ("64MiB", "6MiB"):
     step = partitioned(memory)
     plan = step.plan(state, x)
     (specs, data), _ = plan.input_specs
-    print(f"{memory:>6}: holds {plan.memory.peak / 2**20:4.1f} MiB, sends {plan.wire_bytes / 2**20:5.1f} MiB per device")
+    held, sent = plan.memory.peak / 2**20, plan.wire_bytes / 2**20
+    print(f"{memory:>6}: a device holds {held:4.1f} MiB and sends {sent:4.1f} MiB")
     print(f"        weights {specs['weights']}, batch {data}")
     _, loss = step(init(jax.random.key(0)), x)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)

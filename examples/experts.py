@@ -61,5 +61,6 @@ np.testing.assert_allclose(partitioned(weights, x), experts(weights, x), atol=1e
 moves = [collective for collective in plan.collectives if collective.wire_bytes]
 room = EXPERTS * CAPACITY * WIDTH * 4  # of the places for tokens of one group
 assert [collective.kind for collective in moves] == ["all_to_all"] * 2
-print(f"\ntokens go to their experts and back in {len(moves)} all_to_alls of {moves[0].wire_bytes:.0f} bytes per device,")
+sent = moves[0].wire_bytes
+print(f"\ntokens go to their experts and back in {len(moves)} all_to_alls of {sent:.0f} bytes per device,")
 print(f"7/8 of {room}; {weights['up'].nbytes + weights['down'].nbytes} bytes of experts stay where they are")

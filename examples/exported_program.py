@@ -3,8 +3,8 @@
     python examples/exported_program.py     # needs flatbuffers: pip install 'sdy_jax[export]'
 
 The file has StableHLO and the trees of arguments, no Python and no weights. What is said about devices is said after
-reading. Of a text of MLIR, a portable artifact or bytecode, `sdy.load` makes a program in the same way; nothing in a file
-is executed when it is read. The command line has the same: `sdy-jax plan FILE --mesh data=2,model=4 --in-shardings ...`.
+reading. Of a text of MLIR, a portable artifact or bytecode `sdy.load` makes a program in the same way. The command line
+does the same: `sdy-jax plan FILE --mesh data=2,model=4 --in-shardings ...`.
 """
 
 import tempfile

@@ -4,7 +4,7 @@
 
 `sdy.fsdp` splits each weight along its largest dimension, `sdy.like` lays the optimizer's moments out as the weights.
 A device then holds an eighth of the state. Each layer's weights are gathered where they are used, and their gradients
-leave by a reduce-scatter: the layers are a `lax.scan`, so the plan shows collectives of one trip, and how often they run.
+leave by a reduce-scatter. The layers are a `lax.scan`: the plan shows collectives of one trip, and how often they run.
 """
 
 import jax

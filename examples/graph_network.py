@@ -2,9 +2,9 @@
 
     python examples/graph_network.py
 
-Each device has an eighth of the edges and finds the features of their ends by a gather; what it sums at the nodes is its
-part of a sum over all edges. The plan reduces these partial sums once per round, updates an eighth of the nodes on each
-device, which propagation alone would not, and gathers them for the next round. No edge and no message moves.
+Each device has an eighth of the edges and looks up the features of their ends; what it sums at the nodes is its part of
+a sum over all edges. The plan reduces these partial sums once per round, updates an eighth of the nodes on each device,
+which propagation alone would not, and gathers the nodes for the next round. No edge and no message moves.
 """
 
 import jax
@@ -41,9 +41,7 @@ def network(weights, nodes, senders, receivers):
 
 
 mesh = jax.make_mesh((8,), ("edges",), axis_types=(AxisType.Auto,))
-partitioned = sdy.partition(
-    network, mesh=mesh, in_shardings=(P(), P(), P("edges"), P("edges")), out_shardings=P()
-)
+partitioned = sdy.partition(network, mesh=mesh, in_shardings=(P(), P(), P("edges"), P("edges")), out_shardings=P())
 rng = np.random.default_rng(0)
 senders, receivers = rng.integers(NODES, size=(2, EDGES)).astype(np.int32)
 weights, nodes = init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (NODES, WIDTH))
@@ -52,6 +50,6 @@ print(plan)
 expected = network(weights, nodes, senders, receivers)
 np.testing.assert_allclose(partitioned(weights, nodes, senders, receivers), expected, atol=1e-4)
 
-messages = EDGES * WIDTH * 4
-print(f"\na round of messages sends {plan.wire_bytes / ROUNDS / 1024:.0f} KiB per device, 2 x 7/8 of all {nodes.nbytes / 1024:.0f} KiB of nodes;")
-print(f"its {messages / 1024:.0f} KiB of messages stay on the devices that made them")
+sent, all_nodes, messages = plan.wire_bytes / ROUNDS / 1024, nodes.nbytes / 1024, EDGES * WIDTH * 4 / 1024
+print(f"\na round of messages sends {sent:.0f} KiB per device, 2 x 7/8 of all {all_nodes:.0f} KiB of nodes;")
+print(f"its {messages:.0f} KiB of messages stay on the devices that made them")

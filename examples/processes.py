@@ -8,7 +8,6 @@ runs for the first time the processes compare their programs: what would hang or
 names the line.
 """
 
-import os
 import socket
 import subprocess
 import sys
@@ -92,7 +91,6 @@ def main():
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    os.environ.pop("XLA_FLAGS", None)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     if len(sys.argv) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -2,9 +2,9 @@
 
     python examples/sequence_parallel.py
 
-Attention is written as on one device. Queries of one block need the keys of all, so something has to move: the plan
-chooses to gather keys and values, which are smaller than scores, or to swap tokens for heads and back by all_to_all,
-by what it costs. With few heads of keys (grouped queries) the choice is another one. Both are compared with one device.
+Attention is written as on one device. Queries of one block need the keys of all, so something has to move: keys and
+values may be gathered, or tokens be swapped for heads and back by all_to_all. The plan takes what costs less: with as
+many heads of keys as of queries, the swap; with few (grouped queries), the gather. Scores never move.
 """
 
 import jax
@@ -57,6 +57,6 @@ for groups in (8, 2):
     kinds = {collective.kind for collective in plan.collectives if collective.wire_bytes}
     seen[groups] = (sorted(kinds), plan.wire_bytes)
 
-scores = BATCH * HEADS * TOKENS * TOKENS * 4
+scores = BATCH * HEADS * TOKENS * TOKENS * 4 / 1024
 for groups, (kinds, sent) in seen.items():
-    print(f"{groups} heads of keys: {sent / 1024:.0f} KiB per device by {', '.join(kinds)}; scores are {scores / 1024:.0f} KiB")
+    print(f"{groups} heads of keys: {sent / 1024:.0f} KiB by {', '.join(kinds)}; all scores are {scores:.0f} KiB")

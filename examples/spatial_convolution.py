@@ -2,9 +2,9 @@
 
     python examples/spatial_convolution.py
 
-A convolution of a block of rows needs a few rows of its neighbours, the halo. The plan sends these by collective_permute,
-three rows at most here, whatever the size of the image; strides and pooling go on in blocks. A whole image never is on
-one device.
+A convolution of a block of rows needs a few rows of its neighbours, the halo: three on each side here, whatever the
+size of the image. The plan sends them by collective_permute; strides and pooling go on in blocks, and no device ever
+has the whole image.
 """
 
 import jax

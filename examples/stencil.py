@@ -3,7 +3,7 @@
     python examples/stencil.py
 
 The update is written with slices of the whole grid, as with numpy, in a `fori_loop`. A block needs the rows and columns
-that lie next to it, so each step sends halos to the neighbours by collective_permute. The plan has the bytes of one trip,
+that lie next to it, so each step sends halos to the neighbours by collective_permute; the plan has the bytes of a trip,
 and how many there are. The new grid is made by `pad` and `where`: a write into a slice, `u.at[1:-1, 1:-1].set(...)`,
 would gather what is written, and the plan would have a note that says so.
 """

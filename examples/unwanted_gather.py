@@ -56,9 +56,9 @@ print("1. the plan shows what is sent, and for which line")
 plan = partitioned(P()).plan(weights, moments, x)
 print(plan.table("collectives"))
 
-print("\n2. why: who wants the value so")
+print("\n2. why: what it moves, and for whom; all of the answer says how the value came to lie so")
 gather = next(collective for collective in plan.collectives if collective.kind == "all_gather")
-print(plan.why(gather))
+print(plan.why(gather).reasons[0])
 
 print("\n3. what would save bytes: changes of one line, each planned before it is offered")
 for fix in plan.fixes:
@@ -80,5 +80,7 @@ except sdy.ContractError as error:
 expected = jax.jit(train_step)(weights, moments, x)
 for function in (partitioned(P()), mended):
     np.testing.assert_allclose(function(weights, moments, x)[2], expected[2], rtol=1e-4)
-print(f"\nsent per step and device: {plan.wire_bytes / 1024:.0f} KiB before, {after.wire_bytes / 1024:.0f} KiB after, ", end="")
-print(f"arguments {plan.memory.arguments / 1024:.0f} and {after.memory.arguments / 1024:.0f} KiB; the loss is the same")
+print()
+for name, each in (("before", plan), ("after", after)):
+    sent, held = each.wire_bytes / 1024, each.memory.arguments / 1024
+    print(f"{name:6} {sent:4.0f} KiB sent per step and device, {held:5.0f} KiB of arguments, the same loss")
