@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 from jax.sharding import NamedSharding
 from plan_pages import HOSTILE, LONG, MESH, SPECS
 
 import sdy_jax as sdy
 
-ARGUMENTS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
+    pytest.importorskip("playwright.sync_api")
+    if chromium.executable() is None:
         pytest.skip("there is no Chromium")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS.split())
+    with chromium.running() as started:
         yield started
-        started.close()
 
 
 Opened = Callable[..., Any]
