@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import chromium
 import pytest
+from benchmarks import loaded
 from jax.sharding import NamedSharding
 from plan_pages import HOSTILE, LONG, MESH, SPECS
 
@@ -320,3 +322,13 @@ def test_hostile_names_are_only_text(opened: Opened) -> None:
     assert view.title() == f"{HOSTILE}: plan" and view.locator("h1").inner_text() == HOSTILE
     find(view, "document.title=")
     assert view.locator("#details h2").inner_text() == HOSTILE
+
+
+@pytest.mark.more("the script that makes README's pictures; what they show has tests of its own")
+def test_pictures_show_a_weight_and_the_source(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = loaded("screenshots")
+    monkeypatch.setattr(script, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(script.chromium, "running", lambda: nullcontext(browser))
+    seen = script.main()
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {"plan-light.png", "plan-dark.png"}
+    assert seen == [(script.SELECTED, "Source")] * 2

@@ -108,7 +108,7 @@ function showChanges(view) {
   const box = el("div", { id: "changes", class: "table" });
   const { layouts } = plan.data;
   const cost = (amount) => timeText(amount, plan.unit);
-  const saved = layouts ? `The planner sends ${cost(layouts[0])} instead of ${cost(layouts[1])} op by op, by its model.` : "Layouts were decided op by op.";
+  const saved = layouts ? `Planned as a whole it ${hasTimes() ? "takes" : "sends"} ${cost(layouts[0])}, op by op ${cost(layouts[1])}, by the planner’s model.` : "Layouts were decided op by op.";
   const words = `${saved} ${several(entries.length, "value")} differ${entries.length === 1 ? "s" : ""} from what propagation proposed.`;
   view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
   table(box, {
