@@ -57,7 +57,7 @@ const on = (name, listener) => (listeners[name] ??= []).push(listener);
 /** Reports something to all who asked for it. */
 const emit = (name, ...said) => (listeners[name] ?? []).forEach((listener) => listener(...said));
 
-const NAME_END = 14; // characters that are always shown: of a path its last entry or two
+const NAME_END = 12; // characters that are always shown: of a path its last entry or two
 
 /** A name that loses its middle where there is no room: which tree it is in stands at its beginning, which leaf at its end. */
 function abbreviated(name) {

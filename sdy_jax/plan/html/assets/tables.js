@@ -113,7 +113,7 @@ function showChanges(view) {
   view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
   table(box, {
     label: "Layouts that the planner changed",
-    columns: [["Value", "minmax(130px, 1fr)"], ["", "24px"], ["Proposed by propagation", "minmax(150px, 1.2fr)"], ["", "24px"], ["Chosen", "minmax(150px, 1.2fr)"], ["On a device", "76px", "right"]],
+    columns: [["Value", "minmax(130px, 1.3fr)"], ["", "24px"], ["Proposed by propagation", "minmax(150px, 1.2fr)"], ["", "24px"], ["Chosen", "minmax(150px, 1.2fr)"], ["On a device", "76px", "right"]],
     entries,
     choose: (value) => selectValue(value),
     row: (value) => [
