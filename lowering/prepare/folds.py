@@ -12,7 +12,7 @@ from sdy_jax.lowering.strategies.registry import FOLDS, SETTLED_FOLDS
 
 def fold(graph: Graph) -> Graph:
     """Folds ops of a module as their families say. Returns the graph of what there is then; some of it may be dead."""
-    folded = [FOLDS[op.name](op) for op in graph.ops if op.name in FOLDS]
+    folded = [any(each(op) for each in FOLDS.get(op.name, ())) for op in graph.ops]
     return Graph(graph.module) if any(folded) else graph
 
 

@@ -19,6 +19,7 @@ from . import (  # noqa: F401
     manual,
     padded_windows,
     pieces,
+    read_windows,
     reduction,
     reshape,
     rolling,

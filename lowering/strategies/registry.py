@@ -9,7 +9,8 @@ Tables, filled by the family modules of this package:
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
 * `TAKEN`: op -> the layouts in which it runs, where it has a say of its own in them.
-* `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
+* `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards, or is another op that
+  moves less; of several the first that does.
 * `SETTLED_FOLDS`: as `FOLDS`, once it is settled in which layouts all values are.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
 * `PART_BY_PART`: the ops that make a part of their results along a pass-through factor as they are, of parts of their
@@ -158,7 +159,7 @@ LayerUpdate = Callable[[Op, LayerOfStack], ir.Value | None]
 """The stack after an op's update of the layer that is its first operand, computed just before the op; None where that
 is not known."""
 
-FOLDS: dict[str, FoldFunction] = {}
+FOLDS: dict[str, list[FoldFunction]] = {}
 SETTLED_FOLDS: dict[str, SettledFoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 TAKEN: dict[str, TakenFunction] = {}
@@ -204,7 +205,13 @@ def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
 
 def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:
     """Registers what ops of these names take over."""
-    return registered(FOLDS, names, "folds")
+
+    def register(function: FoldFunction) -> FoldFunction:
+        for name in names:
+            FOLDS.setdefault(name, []).append(function)
+        return function
+
+    return register
 
 
 def folds_when_settled(*names: str) -> Callable[[SettledFoldFunction], SettledFoldFunction]:

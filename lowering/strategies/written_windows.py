@@ -9,6 +9,7 @@ padded, it is moved to the devices that have the elements around it, at most one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
@@ -17,7 +18,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.new_ops import Place, any_number, created, filled, tensor_type
-from sdy_jax.lowering.strategies.monoids import known_scalar, reduction_kind, returns_new
+from sdy_jax.lowering.strategies.known_places import is_split_along, known_integer, known_starts
+from sdy_jax.lowering.strategies.monoids import reduction_kind, returns_new
 from sdy_jax.lowering.strategies.registry import folds
 from sdy_jax.op_rules.op_attributes import scatter_dimension_numbers
 from sdy_jax.representation.sharding import TensorSharding
@@ -29,11 +31,13 @@ written whole for it; with less, updates of a half are gathered."""
 
 @folds("stablehlo.dynamic_update_slice")
 def _fold_slice(op: Op) -> bool:
+    """The op clamps its starts."""
     operand, update, *starts = op.operands
-    found = [_integer(start) for start in starts]
-    shapes = zip(operand.shape or (), update.shape or (), strict=True)
-    clamped = [None if at is None else min(max(at, 0), n - m) for at, (n, m) in zip(found, shapes, strict=True)]
-    return _fold(op, operand, update, clamped)
+    found = [at for at in map(known_integer, starts) if at is not None]
+    if len(found) != operand.rank:
+        return False
+    shapes = zip(found, operand.shape or (), update.shape or (), strict=True)
+    return _fold(op, update, [min(max(at, 0), n - m) for at, n, m in shapes])
 
 
 @folds("stablehlo.scatter")
@@ -44,46 +48,25 @@ def _fold_scatter(op: Op) -> bool:
     (operand, indices, update), numbers = op.operands, scatter_dimension_numbers(op)
     if numbers.inserted_window_dims or numbers.input_batching_dims or update.rank != len(numbers.update_window_dims):
         return False
-    found = list(_components(indices))
-    if len(found) != len(numbers.scatter_dims_to_operand_dims):
-        return False
-    starts = dict(zip(numbers.scatter_dims_to_operand_dims, found, strict=True))
-    return _fold(op, operand, update, [starts.get(dim, 0) for dim in range(operand.rank)])
+    starts = known_starts(indices, numbers.scatter_dims_to_operand_dims, operand.rank)
+    return starts is not None and _fold(op, update, starts)
 
 
-def _components(indices: Value) -> Iterator[int | None]:
-    """The elements of one index vector, as far as they are known."""
-    op = indices.defining_op
-    is_joined = op is not None and op.name == "stablehlo.concatenate" and indices.rank == 1
-    for part in op.operands if op is not None and is_joined else [indices]:
-        yield from [_integer(part)] * int(np.prod(part.shape or (), dtype=int))
-
-
-def _integer(value: Value) -> int | None:
-    known = known_scalar(value)
-    return None if known is None else int(known)
-
-
-def _fold(op: Op, operand: Value, update: Value, starts: Sequence[int | None]) -> bool:
-    whole, part = operand.shape or (), update.shape or ()
+def _fold(op: Op, update: Value, starts: Sequence[int]) -> bool:
+    whole, part = op.operands[0].shape or (), update.shape or ()
+    ends = [at + m for at, m in zip(starts, part, strict=True)]
     dims = [d for d, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m]
-    known = [at for at in starts if at is not None]
-    is_inside = len(known) == len(whole) and all(0 <= at <= n - m for at, n, m in zip(known, whole, part, strict=True))
-    is_much = np.prod(whole, dtype=float) <= _MOST * np.prod(part, dtype=float)
-    if not (is_inside and is_much and _is_split(update, dims)):
+    is_inside = all(0 <= at and end <= n for at, end, n in zip(starts, ends, whole, strict=True))
+    if not (is_inside and math.prod(whole) <= _MOST * math.prod(part) and is_split_along(update, dims)):
         return False
-    result = op.results[0].mlir
-    window = _Window(Place.before(op.mlir), result.type, op.results[0].sharding)
-    padded = window.padded(update.mlir, known, [n - m - at for at, n, m in zip(known, whole, part, strict=True)])
-    inside = reduce(window.both, [each for d in dims for each in window.within(d, known[d], known[d] + part[d])])
+    window = _Window(Place.before(op.mlir), op.results[0].mlir.type, op.results[0].sharding)
+    old, new = op.mlir.operands[0], op.mlir.operands[op.operands.index(update)]  # those of before may be folded
+    new = window.padded(new, starts, [n - end for n, end in zip(whole, ends, strict=True)])
     if op.blocks and not returns_new(op.blocks[0]):
-        padded = window.made("stablehlo.add", [operand.mlir, padded])
-    result.replace_all_uses_with(window.made("stablehlo.select", [inside, padded, operand.mlir]))
+        new = window.made("stablehlo.add", [old, new])
+    inside = reduce(window.both, [each for d in dims for each in window.within(d, starts[d], ends[d])])
+    op.results[0].mlir.replace_all_uses_with(window.made("stablehlo.select", [inside, new, old]))
     return True
-
-
-def _is_split(update: Value, dims: Sequence[int]) -> bool:
-    return update.sharding is not None and any(update.sharding.axes[d] for d in dims)
 
 
 class _Window:

@@ -1,0 +1,37 @@
+"""Windows at places that are known before the program runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sdy_jax.ir.graph import Value
+from sdy_jax.lowering.strategies.monoids import known_scalar
+
+
+def known_integer(value: Value) -> int | None:
+    """The number that an integer array consists of, where that is known."""
+    known = known_scalar(value)
+    return None if known is None else int(known)
+
+
+def known_starts(indices: Value, dims: Sequence[int], rank: int) -> list[int] | None:
+    """Where the one window of a gather or a scatter begins in each dimension, of which one index vector addresses some;
+    None where that is not known."""
+    found = [number for number in _components(indices) if number is not None]
+    if len(found) != math.prod(indices.shape or ()) or len(found) != len(dims):
+        return None
+    starts = dict(zip(dims, found, strict=True))
+    return [starts.get(dim, 0) for dim in range(rank)]
+
+
+def _components(indices: Value) -> Iterator[int | None]:
+    op = indices.defining_op
+    is_joined = op is not None and op.name == "stablehlo.concatenate" and indices.rank == 1
+    for part in op.operands if op is not None and is_joined else [indices]:
+        yield from [known_integer(part)] * math.prod(part.shape or ())
+
+
+def is_split_along(value: Value, dims: Sequence[int]) -> bool:
+    """Whether a value is split along one of some dimensions."""
+    return value.sharding is not None and any(value.sharding.axes[d] for d in dims)
