@@ -56,7 +56,7 @@ def _fold(op: Op, update: Value, starts: Sequence[int]) -> bool:
     whole, part = op.operands[0].shape or (), update.shape or ()
     ends = [at + m for at, m in zip(starts, part, strict=True)]
     dims = [d for d, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m]
-    is_inside = all(0 <= at and end <= n for at, end, n in zip(starts, ends, whole, strict=True))
+    is_inside = all(at >= 0 and end <= n for at, end, n in zip(starts, ends, whole, strict=True))
     if not (is_inside and math.prod(whole) <= _MOST * math.prod(part) and is_split_along(update, dims)):
         return False
     window = _Window(Place.before(op.mlir), op.results[0].mlir.type, op.results[0].sharding)
