@@ -23,6 +23,9 @@ html_theme = "furo"
 html_title = "sdy_jax"
 html_show_sourcelink = False
 exclude_patterns = ["_build"]
+html_static_path = ["_static"]
+html_css_files = ["book.css"]
+highlight_language = "text"
 suppress_warnings = ["myst.xref_missing"]  # links to files that are no part of the book
 
 
