@@ -1,4 +1,4 @@
-"""Pages whose programs run when the book is built, each in a process of its own; what they print is what the book shows.
+"""Pages whose programs run when the book is built, each in a process of its own; the book shows what they print.
 
 A page that fails, or prints something else than its text says, is a warning. ```` ```{plan-page} step.html ```` shows a
 page that its programs have written.
@@ -26,7 +26,7 @@ _OUTPUTS: dict[str, list[str | None]] = {}
 
 def _execute(app: Any, _env: Any, names: list[str]) -> None:
     """Two pages at a time: each process of jax keeps more than one core busy."""
-    executed = [name for name in names if fnmatch.fnmatch(name, EXECUTED)]
+    executed = [name for name in names if fnmatch.fnmatch(name, EXECUTED) and programs(Path(app.env.doc2path(name)))]
     with ThreadPoolExecutor(2) as pool:
         for name, outputs in zip(executed, pool.map(lambda name: _outputs(app, name), executed), strict=True):
             if isinstance(outputs, RuntimeError):

@@ -55,7 +55,7 @@ def programs(page: Path) -> list[Program]:
     """The programs of a page; `model.py` is all of them, with a line in between."""
     text, found, line = page.read_text(), list[Program](), 1
     blocks = list(BLOCK.finditer(text))
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip(blocks, [*blocks, None][1:], strict=True):
         language, program = block.groups()
         file = _FILE.match(program)
         if language not in ("python", "console") and not file:
@@ -160,7 +160,7 @@ def run_alone(page: Path, folder: Path) -> list[str | None]:
 
 def alike(found: str, shown: str | None) -> bool:
     """Whether an output is the shown one, but for numbers of operations, in which versions of jax differ."""
-    found, shown = (re.sub(r"[\d.]+ ([kMG]?flop)", r"\1", text or "") for text in (found, shown))
+    found, shown = (re.sub(r"[\d.]+ ([kMG]?flop)", r"\1", (text or "").rstrip() + "\n") for text in (found, shown))
     return doctest.OutputChecker().check_output(shown, found, doctest.ELLIPSIS)
 
 
