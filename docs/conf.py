@@ -19,14 +19,18 @@ release = version = _version("sdy_jax")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "executed_pages", "generated_reference"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
+smartquotes = False  # options begin with two dashes
 default_role = "code"  # docstrings mark names as Markdown does
 autodoc_typehints = "none"  # with them, signatures are longer than what is said of them
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 
+executed_pages = "tutorials/*"
+
 html_theme = "furo"
 html_title = "sdy_jax"
 html_show_sourcelink = False
+html_show_copyright = False
 exclude_patterns = ["_build"]
 html_static_path = ["_static"]
 html_css_files = ["book.css"]

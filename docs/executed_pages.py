@@ -18,7 +18,6 @@ from page_programs import alike, programs, run_alone, with_outputs
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-EXECUTED = "tutorials/*"
 _PLANS = "_plans"
 _LOGGER = logging.getLogger(__name__)
 _OUTPUTS: dict[str, list[str | None]] = {}
@@ -26,7 +25,7 @@ _OUTPUTS: dict[str, list[str | None]] = {}
 
 def _execute(app: Any, _env: Any, names: list[str]) -> None:
     """Two pages at a time: each process of jax keeps more than one core busy."""
-    executed = [name for name in names if fnmatch.fnmatch(name, EXECUTED) and programs(Path(app.env.doc2path(name)))]
+    executed = [name for name in fnmatch.filter(names, app.config.executed_pages) if programs(_page(app, name))]
     with ThreadPoolExecutor(2) as pool:
         for name, outputs in zip(executed, pool.map(lambda name: _outputs(app, name), executed), strict=True):
             if isinstance(outputs, RuntimeError):
@@ -35,10 +34,14 @@ def _execute(app: Any, _env: Any, names: list[str]) -> None:
                 _OUTPUTS[name] = outputs
 
 
+def _page(app: Any, name: str) -> Path:
+    return Path(app.env.doc2path(name))
+
+
 def _outputs(app: Any, name: str) -> list[str | None] | RuntimeError:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = run_alone(Path(app.env.doc2path(name)), Path(folder))
+            found = run_alone(_page(app, name), Path(folder))
         except RuntimeError as error:
             return error
         for page in Path(folder).glob("*.html"):
@@ -51,7 +54,7 @@ def _outputs(app: Any, name: str) -> list[str | None] | RuntimeError:
 def _show(app: Any, name: str, source: list[str]) -> None:
     if name not in _OUTPUTS:
         return
-    page = Path(app.env.doc2path(name))
+    page = _page(app, name)
     for program, found in zip(programs(page), _OUTPUTS[name], strict=True):
         if found is not None and not alike(found, program.shown):
             _LOGGER.warning("shows\n%s\nbut prints\n%s", program.shown, found, location=name)
@@ -72,6 +75,7 @@ class PlanPage(SphinxDirective):
 
 
 def setup(app: Any) -> dict[str, bool]:
+    app.add_config_value("executed_pages", "", "env")  # a pattern of names
     app.add_directive("plan-page", PlanPage)
     app.connect("env-before-read-docs", _execute)
     app.connect("source-read", _show)

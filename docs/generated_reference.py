@@ -17,6 +17,12 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes.pipelines import PIPELINES
 from sdy_jax.passes.registry import PASSES, options_of
 
+_UNDOCUMENTED = {
+    "cse": "MLIR's pass: of ops without effects that compute the same, one stays.",
+    "sdy-remove-sharding-groups": "Erases all `sdy.sharding_group` ops.",
+}
+"""What passes do whose functions are made of others."""
+
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """The commands of `sdy-jax`, by name."""
@@ -51,8 +57,8 @@ def passes_text(known: Mapping[str, Callable[..., Any]]) -> list[str]:
     """What the reference says of passes or pipelines: what each does, and what its options may be."""
     lines: list[str] = []
     for name, function in known.items():
-        done = re.sub(rf"^`{name}`: ", "", _summary(function))
-        lines += [f"`{name}`", f": {_markdown(done)}", ""]
+        done = re.sub(rf"^`{name}`: ", "", _summary(function)) or _UNDOCUMENTED[name]
+        lines += [f"`{name}`", f": {_markdown(done[0].upper() + done[1:])}", ""]
         for option, allowed in options_of(function).items():
             values = " or ".join(f"`{value}`" for value in allowed) if allowed else "text"
             lines += [f"  - `{option}`: {values}"]
@@ -61,7 +67,8 @@ def passes_text(known: Mapping[str, Callable[..., Any]]) -> list[str]:
 
 
 def _summary(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n\n")[0]
+    """The first paragraph of its docstring; of a `partial`, of the function's own."""
+    return (inspect.getdoc(getattr(function, "func", function)) or "").partition("\n\n")[0]
 
 
 class _Generated(SphinxDirective):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"(?:#|//) ([\w/]+\.\w+)\n")
 _NEEDS = re.compile(r"<!-- needs (\w+) -->\s*$")
 _DEVICES = re.compile(r"^jax\.config\.update\(\"jax_num_cpu_devices\".*", re.MULTILINE)
