@@ -17,6 +17,7 @@ import doctest
 import importlib.util
 import io
 import json
+import linecache
 import os
 import re
 import shlex
@@ -86,8 +87,10 @@ def printed(program: Program, names: dict[str, Any]) -> str:
         return ""
     if program.command:
         return "".join(_of_command(line[2:]) for line in _lines(program.text) if line.startswith("$ "))
-    out = io.StringIO()
-    code = compile("\n" * (program.line - 1) + program.text, "model.py", "exec", dont_inherit=True)
+    out, text = io.StringIO(), program.text
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        text = _DEVICES.sub("", text)  # jax takes it once, and before there are devices
+    code = compile("\n" * (program.line - 1) + text, "model.py", "exec", dont_inherit=True)
     with contextlib.redirect_stdout(out):
         exec(code, names)
     return out.getvalue()
@@ -126,18 +129,13 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(page: Path, *, devices_are_there: bool = False) -> Iterator[tuple[Program, str | None]]:
-    """Runs the programs of a page in the current folder, and gives what each prints; `None` for what cannot run.
-
-    With `devices_are_there` the number of virtual devices is not set once more.
-    """
-    all_of_it = programs(page)
-    if devices_are_there:
-        all_of_it = [program._replace(text=_DEVICES.sub("", program.text)) for program in all_of_it]
-    parts = [program.text for program in all_of_it if not program.command and not program.file]
+def run(page: Path) -> Iterator[tuple[Program, str | None]]:
+    """Runs the programs of a page in the current folder, and gives what each prints; `None` for what cannot run."""
+    parts = [program.text for program in programs(page) if not program.command and not program.file]
     Path("model.py").write_text("\n".join(parts))  # what plans show as source
+    linecache.clearcache()  # it may have another page's
     names: dict[str, Any] = {"__name__": "model"}
-    for program in all_of_it:
+    for program in programs(page):
         if program.needs and importlib.util.find_spec(program.needs) is None:
             yield program, None
             continue

@@ -36,7 +36,7 @@ def test_pages_show_what_their_programs_print(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    for program, found in run(page, devices_are_there=True):
+    for program, found in run(page):
         assert found is None or alike(found, program.shown), f"{page.name}: {program.text}\nprints\n{found}"
 
 
