@@ -25,8 +25,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+SHOWN_WITH = "0.10."
+"""The version of jax whose outputs pages show. Others name some values otherwise, and fuse and count a little more or
+less; there programs run, and nobody compares."""
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -157,7 +162,9 @@ def run_alone(page: Path, folder: Path) -> list[str | None]:
 
 
 def alike(found: str, shown: str | None) -> bool:
-    """Whether an output is the shown one, but for numbers of operations, in which versions of jax differ."""
+    """Whether an output is the shown one, but for numbers of operations, as far as this version of jax shows it."""
+    if not version("jax").startswith(SHOWN_WITH):
+        return True
     found, shown = (re.sub(r"[\d.]+ ([kMG]?flop)", r"\1", (text or "").rstrip() + "\n") for text in (found, shown))
     return doctest.OutputChecker().check_output(shown, found, doctest.ELLIPSIS)
 
