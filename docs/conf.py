@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import version as _version
+from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
 
 project = "sdy_jax"
 author = "the authors of sdy_jax"
 release = version = _version("sdy_jax")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "executed_pages", "generated_reference"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
+smartquotes = False  # options begin with two dashes
 default_role = "code"  # docstrings mark names as Markdown does
 autodoc_typehints = "none"  # with them, signatures are longer than what is said of them
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 
+executed_pages = "tutorials/*"
+
 html_theme = "furo"
 html_title = "sdy_jax"
 html_show_sourcelink = False
+html_show_copyright = False
 exclude_patterns = ["_build"]
+html_static_path = ["_static"]
+html_css_files = ["book.css"]
+highlight_language = "text"
 suppress_warnings = ["myst.xref_missing"]  # links to files that are no part of the book
 
 
