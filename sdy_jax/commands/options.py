@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from sdy_jax.commands.described_platforms import EXAMPLE, FORMS
+from sdy_jax.version import __version__
 
 _MAIN = """\
 Shardy's tensor partitioning in Python, on JAX.
@@ -124,9 +125,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print("sdy_jax", version("sdy_jax"))
+        print("sdy_jax", __version__)
         parser.exit()
 
 

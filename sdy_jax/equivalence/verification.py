@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sdy_jax.equivalence.job import Fault, Outcome
+from sdy_jax.errors import VerificationError
 from sdy_jax.files.whole import explained, write_whole
 from sdy_jax.plan.page.columns import aligned
 
@@ -48,14 +49,6 @@ class VerifiedCase:
         like = f", the program by {found.like}" if found.like else ""
         said = f": {' '.join(found.problem.split())}" if found.problem else ""
         return (*place, *figures, f"{found.status}{like}{said}")
-
-
-class VerificationError(AssertionError):
-    """Partitioned programs do not compute what the plain function does; `verification` has what was found."""
-
-    def __init__(self, verification: Verification):
-        super().__init__(str(verification))
-        self.verification = verification
 
 
 @dataclass(frozen=True)
