@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.costs.machine_costs import axes_over_network, measured_fields, published_fields
 from sdy_jax.lowering.costs.major_parts import cut as cut_at
 from sdy_jax.lowering.costs.major_parts import major_parts, part_name
@@ -128,6 +129,7 @@ class CostModel:
         return replace(cls.of_platform(platform), origin=origin)
 
     @classmethod
+    @api_boundary
     def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
         """The model of a machine whose rates are published, in seconds. A plan with it is for this machine, also on
         virtual devices: by its memory, and by what its compiler does.

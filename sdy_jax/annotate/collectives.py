@@ -25,11 +25,13 @@ from sdy_jax.annotate.constraints import stated_here
 from sdy_jax.annotate.identity import PrimitiveParameters
 from sdy_jax.annotate.site import current_mesh
 from sdy_jax.annotate.specs import check_reduction
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.verify_collectives import verify_own_attributes
 
 
+@api_boundary
 def all_gather(x: Any, gathering_axes: AxisNameLists, sharding: Any = None) -> Any:
     """Gathers blocks along axes: `sdy.all_gather`.
 
@@ -58,6 +60,7 @@ def all_gather(x: Any, gathering_axes: AxisNameLists, sharding: Any = None) -> A
     return _on_leaves(per_dimension("all_gather", gathering_axes), x, sharding)
 
 
+@api_boundary
 def all_slice(x: Any, slicing_axes: AxisNameLists, sharding: Any = None) -> Any:
     """Splits blocks further, without communication: `sdy.all_slice`.
 
@@ -83,6 +86,7 @@ def all_slice(x: Any, slicing_axes: AxisNameLists, sharding: Any = None) -> Any:
     return _on_leaves(per_dimension("all_slice", slicing_axes), x, sharding)
 
 
+@api_boundary
 def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]], sharding: Any = None) -> Any:
     """Moves axes from dimensions to others: `sdy.all_to_all`.
 
@@ -109,6 +113,7 @@ def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]
     return _on_leaves(SdyCollective("all_to_all", params=moves), x, sharding)
 
 
+@api_boundary
 def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
     """Sends whole blocks to other devices: `sdy.collective_permute`.
 
@@ -135,6 +140,7 @@ def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
     return _on_leaves(SdyCollective("collective_permute"), x, sharding, out_sharding)
 
 
+@api_boundary
 def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = None, *, reduction: str = "sum") -> Any:
     """Adds up, or combines otherwise, what an unreduced array holds along axes: `sdy.all_reduce`.
 
@@ -166,6 +172,7 @@ def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = 
     return _on_leaves(flat("all_reduce", reduction_axes), x, sharding, reduction=reduction)
 
 
+@api_boundary
 def reduce_scatter(x: Any, reduce_scatter_axes: AxisNameLists, sharding: Any = None, *, reduction: str = "sum") -> Any:
     """Combines what an unreduced array holds along axes, and leaves a block on each device: `sdy.reduce_scatter`.
 
@@ -194,6 +201,7 @@ def reduce_scatter(x: Any, reduce_scatter_axes: AxisNameLists, sharding: Any = N
     return _on_leaves(per_dimension("reduce_scatter", reduce_scatter_axes), x, sharding, reduction=reduction)
 
 
+@api_boundary
 def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any = None) -> Any:
     """Makes a replicated array unreduced along axes, without communication: `sdy.replicated_to_unreduced`.
 
@@ -221,6 +229,7 @@ def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any
     return _on_leaves(flat("replicated_to_unreduced", axes), x, sharding)
 
 
+@api_boundary
 def sharded_to_unreduced(x: Any, axes: AxisNameLists, sharding: Any = None) -> Any:
     """Makes a split array unreduced along the axes instead, without communication: `sdy.sharded_to_unreduced`.
 

@@ -36,6 +36,7 @@ from sdy_jax.annotate.specs import (
 )
 from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.ir.statements import WRITTEN
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
@@ -43,6 +44,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import own_type, typed_part
 
 
+@api_boundary
 def sharding_constraint(x: Any, sharding: Any) -> Any:
     """States how an intermediate array is to be sharded: `sdy.sharding_constraint`.
 
@@ -78,6 +80,7 @@ def sharding_constraint(x: Any, sharding: Any) -> Any:
     return _stated_on_leaves("sharding_constraint", sharding_constraint_p, x, sharding, border=None)
 
 
+@api_boundary
 def reshard(x: Any, sharding: Any) -> Any:
     """Moves an array to another sharding at this very place: `sdy.reshard`.
 
@@ -106,6 +109,7 @@ def reshard(x: Any, sharding: Any) -> Any:
     return _stated_on_leaves("reshard", reshard_p, x, sharding)
 
 
+@api_boundary
 def data_flow_edge(x: Any, sharding: Any = None) -> Any:
     """States the sharding of everything that control flow passes on as one value: `sdy.data_flow_edge`.
 

@@ -21,6 +21,7 @@ from sdy_jax.annotate.sharding_rules import Mapped, jvp_of, parsed_rule, with_fa
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, call_function
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.representation.verify import verify_rule
@@ -29,6 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@api_boundary
 def custom_op(
     fun: Callable[P, R], rule: OpShardingRule | str, *, reduction: str = "sum", padding: Any | None = None
 ) -> Callable[P, R]:

@@ -17,8 +17,10 @@ from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals.sharding_types import shard_alike_p
+from sdy_jax.jax_internals.tracebacks import api_boundary
 
 
+@api_boundary
 def sharding_group(x: Any, group_id: int) -> Any:
     """Puts an array into a sharding group: all members of a group are sharded alike: `sdy.sharding_group`.
 
@@ -56,6 +58,7 @@ def sharding_group(x: Any, group_id: int) -> Any:
     return jax.tree.unflatten(tree, _grouped(leaves, group_id, paths))
 
 
+@api_boundary
 def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
     """Shards two arrays in the same way, whatever that way is: a sharding group of their own.
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.type_text import array_text
 
 
+@api_boundary
 def show_sharding(x: Any, name: str = "", *, show: Callable[[str], Any] = print) -> None:
     """Says how an array lies, once, when the function around it is planned: by `plan`, or before its first call.
 

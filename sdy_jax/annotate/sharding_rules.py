@@ -16,6 +16,7 @@ from sdy_jax.annotate import regions
 from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.rule_text import parse_rule
@@ -25,6 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@api_boundary
 def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Callable[P, R]:
     """Says how the one op that a function consists of can be split: `sdy.sharding_rule`.
 

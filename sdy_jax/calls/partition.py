@@ -14,6 +14,7 @@ from sdy_jax.calls.meshes import mesh_with_device
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.contracts.budget import Budget
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.loading.loaded_function import prepared
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
@@ -35,6 +36,7 @@ def partition(fun: Program, **options: Unpack[Keywords]) -> PartitionedFunction[
 def partition(fun: None = None, **options: Unpack[Keywords]) -> Decorator: ...
 
 
+@api_boundary
 def partition(
     fun: Callable[..., Any] | Program | None = None,
     *,
@@ -183,7 +185,7 @@ def partition(
         like,
     )
     if fun is None:
-        return lambda f: PartitionedFunction(f, options)
+        return api_boundary(lambda f: PartitionedFunction(f, options))
     if isinstance(fun, Program):
         fun, told = prepared(fun, mesh, in_shardings, out_shardings)
         options = dataclasses.replace(options, **told)

@@ -10,6 +10,7 @@ from typing import Any
 from sdy_jax.equivalence.job import Fault, Outcome
 from sdy_jax.errors import VerificationError
 from sdy_jax.files.whole import explained, write_whole
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.plan.page.columns import aligned
 
 _RIGHT = ("same", "rounding")
@@ -78,6 +79,7 @@ class Verification:
         """What is wrong first, in each case that was looked into."""
         return tuple(case.outcome.fault for case in self.cases if case.outcome.fault is not None)
 
+    @api_boundary
     def raise_for_difference(self) -> Verification:
         """
         Returns:

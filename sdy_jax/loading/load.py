@@ -18,6 +18,7 @@ from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.loading.artifacts import ArtifactKind, binary_module, contents, damage_noticed, exported_of, recognise
 from sdy_jax.loading.drop_annotations import drop_annotations
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
@@ -28,6 +29,7 @@ from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.text.verified_module import text_module
 
 
+@api_boundary
 def load(
     source: str | os.PathLike[str] | bytes, *, shardings: bool = True, any_platform: bool = False, strict: bool = True
 ) -> Program:
@@ -74,6 +76,7 @@ def load(
     return program if shardings else _without_shardings(program)
 
 
+@api_boundary
 def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
     """A program from MLIR text: `load` for a string that is the program, not the path of one.
 

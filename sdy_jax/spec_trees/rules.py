@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.spec_rule import SpecRule
 from sdy_jax.errors import ShardingError, with_article
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.spec_trees.boxes import BoxNames, box_names, is_box
 from sdy_jax.spec_trees.leaves import TreeLeaf, mapped
 
@@ -128,6 +129,7 @@ class Rules(SpecRule):
         return PartitionSpec(*_assigned(names, pairs))
 
 
+@api_boundary
 def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
     """Rules by which names of dimensions, or logical axes, become mesh axes.
 

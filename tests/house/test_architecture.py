@@ -15,7 +15,7 @@ ROOMS = {
     "files": "errors",
     "jax_internals": "errors",
     "representation": "errors",
-    "ir": "errors representation",
+    "ir": "errors jax_internals representation",
     "runtime": "errors jax_internals representation",
     "annotate": "errors jax_internals representation ir runtime",
     "op_rules": "representation ir",
@@ -23,7 +23,7 @@ ROOMS = {
     "verification": "representation ir",
     "text": "errors representation ir verification",
     "lowering.targets": "errors files representation runtime",
-    "lowering.costs": "errors representation runtime lowering.targets",
+    "lowering.costs": "errors jax_internals representation runtime lowering.targets",
     "lowering.strips": "errors representation",
     "lowering.reshard": "errors representation runtime lowering.targets lowering.costs lowering.strips",
     "lowering.collectives": "errors representation ir runtime lowering.targets",
@@ -52,8 +52,8 @@ ROOMS = {
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
         "representation ir runtime op_rules lowering.targets lowering.costs lowering.collectives "
-        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.proposal lowering.prepare "
-        "lowering.memory"
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.proposal "
+        "lowering.prepare lowering.memory"
     ),
     "lowering.insert": (
         "errors representation ir op_rules propagation lowering.targets lowering.costs lowering.reshard "
@@ -76,22 +76,22 @@ ROOMS = {
     ),
     "lowering.blocking": (
         "representation ir op_rules lowering.targets lowering.collectives lowering.emission lowering.strategies "
-        "lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory lowering.schedule "
-        "lowering.insert lowering.whole_program lowering.recomputation"
+        "lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory "
+        "lowering.schedule lowering.insert lowering.whole_program lowering.recomputation"
     ),
     "lowering": "",
-    "passes": "errors files representation ir runtime annotate op_rules propagation text",
+    "passes": "errors files jax_internals representation ir runtime annotate op_rules propagation text",
     "partitioning": (
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
-    "plan.record": "errors files representation ir",
+    "plan.record": "errors files jax_internals representation ir",
     "plan.page": "errors representation plan.record",
     "python_source": (
         "errors representation ir runtime annotate op_rules lowering.targets lowering.emission "
         "lowering.strategies lowering.interface"
     ),
-    "plan.html": "errors files plan.record",
+    "plan.html": "errors files jax_internals plan.record",
     "plan.border": "representation ir runtime annotate lowering.targets lowering.costs lowering.interface",
     "plan.estimates": (
         "errors representation ir op_rules lowering.targets lowering.emission lowering.analysis "
@@ -111,10 +111,10 @@ ROOMS = {
         "plan.border plan.pinning"
     ),
     "plan": (
-        "version errors files representation ir annotate op_rules propagation lowering.targets lowering.costs "
-        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory "
-        "lowering.whole_program lowering.recomputation lowering.blocking passes plan.record plan.page python_source "
-        "plan.border plan.estimates plan.explanations plan.pinning plan.cache"
+        "version errors files jax_internals representation ir annotate op_rules propagation lowering.targets "
+        "lowering.costs lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare "
+        "lowering.memory lowering.whole_program lowering.recomputation lowering.blocking passes plan.record "
+        "plan.page python_source plan.border plan.estimates plan.explanations plan.pinning plan.cache"
     ),
     "plan.fixes": (
         "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
@@ -129,23 +129,25 @@ ROOMS = {
     ),
     "plan.measuring": "errors representation lowering.emission lowering.interface plan.page plan.estimates plan",
     "processes": "errors jax_internals representation ir runtime plan.estimates plan",
-    "contracts": "errors representation ir op_rules lowering.interface plan.record plan.explanations plan",
+    "contracts": (
+        "errors jax_internals representation ir op_rules lowering.interface plan.record plan.explanations plan"
+    ),
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
         "lowering.emission lowering.interface plan.record plan.border plan.estimates plan shard loading processes "
         "contracts"
     ),
-    "spec_trees": "errors representation annotate",
+    "spec_trees": "errors jax_internals representation annotate",
     "pipelines": "errors jax_internals representation annotate",
     "equivalence": (
-        "errors files representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission "
-        "passes plan.page plan loading calls"
+        "errors files jax_internals representation ir runtime annotate op_rules lowering.targets lowering.costs "
+        "lowering.emission passes plan.page plan loading calls"
     ),
     "pytest_plugin": "",
-    "testing": "errors lowering.costs plan.record plan calls equivalence pytest_plugin",
+    "testing": "errors jax_internals lowering.costs plan.record plan calls equivalence pytest_plugin",
     "commands": (
-        "version errors files representation ir runtime annotate verification text lowering.targets passes plan.record "
-        "plan.estimates plan.cache plan shard loading contracts calls equivalence"
+        "version errors files representation ir runtime annotate verification text lowering.targets passes "
+        "plan.record plan.estimates plan.cache plan shard loading contracts calls equivalence"
     ),
     "registration": (
         "ir annotate lowering.strategies passes partitioning plan.record plan.page plan.html plan plan.fixes "

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from sdy_jax.errors import SdyError, with_article
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.plan.html.page import page
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -14,6 +15,7 @@ _HEIGHT = 640
 """Pixels. Chosen: the page's panels are usable, and a cell below is still in sight."""
 
 
+@api_boundary
 def show(plan: Any, height: int = _HEIGHT) -> None:
     """Shows a plan: in a notebook (Jupyter, VS Code, Colab) the page to explore, in a frame; else its text.
 
