@@ -135,7 +135,7 @@ class CostModel:
         virtual devices: by its memory, and by what its compiler does.
 
         Args:
-            name: that of the machine: "tpu v5e", "h100".
+            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e".
             axes: the mesh's axis names.
             bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
                 own links (a data-centre network).

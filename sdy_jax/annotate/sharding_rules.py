@@ -71,13 +71,16 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
     return call
 
 
+_FORM = "a rule is as SDY writes it: ([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}"
+
+
 def parsed_rule(rule: Any, function: str, title: str) -> OpShardingRule:
     """A rule, or its text, that a user gave to one of our functions for one of theirs."""
     if isinstance(rule, str):
         try:
             return parse_rule(rule)
         except ParseError as error:
-            raise ParseError(f"{function} of `{title}`: {error}") from None
+            raise ParseError(f"{function} of `{title}`: {error}\n{_FORM}") from None
     if not isinstance(rule, OpShardingRule):
         raise ShardingError(f"{function} of `{title}` got a {type(rule).__name__}; expected a rule or its text")
     return rule

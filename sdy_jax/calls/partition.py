@@ -11,6 +11,7 @@ import jax
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.meshes import mesh_with_device
+from sdy_jax.calls.misused_options import with_known_options
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.contracts.budget import Budget
@@ -37,6 +38,7 @@ def partition(fun: None = None, **options: Unpack[Keywords]) -> Decorator: ...
 
 
 @api_boundary
+@with_known_options(tuple(Keywords.__annotations__))
 def partition(
     fun: Callable[..., Any] | Program | None = None,
     *,

@@ -23,6 +23,7 @@ from sdy_jax.calls.out_of_memory import explain_if_uncaught
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
+from sdy_jax.calls.shapes_for_arrays import explaining_shapes
 from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.errors import SdyError
@@ -90,17 +91,20 @@ class PartitionedFunction(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     @api_boundary
+    @explaining_shapes
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
         return self._special.staged("trace", self._traced, args, kwargs)  # type: ignore[no-any-return]
 
     @api_boundary
+    @explaining_shapes
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable. On a mesh without devices it takes
         them: `compile(device_assignment=...)`."""
         return self._special.staged("lower", self._lowered, args, kwargs)  # type: ignore[no-any-return]
 
     @api_boundary
+    @explaining_shapes
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, with the shardings that are stated for them; nothing is run. Those on Explicit axes
         have shardings, which need a plan."""
@@ -119,6 +123,7 @@ class PartitionedFunction(Generic[P, R]):
         self._called.clear_cache()
 
     @api_boundary
+    @explaining_shapes
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
 

@@ -25,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit status: 0, 1 where the input is bad, 2 where the options are."""
     if sys.stdout is None:  # it is closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    options = option_parser().parse_args(arguments)
+    parser = option_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
     try:
         return _run(options)
     except SdyError as error:
