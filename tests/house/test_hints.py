@@ -81,7 +81,7 @@ def test_wrong_options_are_type_errors_as_of_any_function(mesh):
 
 
 def test_what_is_said_to_write_works(mesh):
-    partitioned = sdy.partition(layer, mesh=mesh, in_shardings=(P.UNCONSTRAINED, sdy.AUTO))
+    partitioned = sdy.partition(layer, mesh=mesh, in_shardings=(P(P.UNCONSTRAINED), sdy.AUTO))
     assert partitioned.plan(jax.ShapeDtypeStruct((64, 128), "float32"), jnp.ones((128, 8))).name == "layer"
 
 
