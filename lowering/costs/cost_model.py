@@ -68,8 +68,12 @@ class CostModel:
             and plans are for the devices of the mesh.
         origin: where the numbers are from, in words.
 
-    >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
-    768.0
+    Example:
+        >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
+        768.0
+
+    See also:
+        `partition`: its `costs`.
     """
 
     latency: PerAxis = 0.0

@@ -40,6 +40,9 @@ def propagation_barrier(x: Any, allowed_direction: str = "NONE") -> Any:
         >>> after.plan(jnp.ones((8, 4))).results[0].type  # what follows knows nothing of how `h` is sharded
         'f32[8,4]'
 
+    See also:
+        `sharding_constraint`: states a sharding instead.
+
     Source: the SDY dialect reference, `sdy.propagation_barrier`.
     """
     if allowed_direction not in _CODES:

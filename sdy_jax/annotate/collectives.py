@@ -55,6 +55,10 @@ def all_gather(x: Any, gathering_axes: AxisNameLists, sharding: Any = None) -> A
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8@data,4]'
 
+    See also:
+        `all_slice`: the other way.
+        `sdy_jax.shard.all_gather`: of local arrays.
+
     Source: the SDY dialect reference, `sdy.all_gather`.
     """
     return _on_leaves(per_dimension("all_gather", gathering_axes), x, sharding)
@@ -81,6 +85,9 @@ def all_slice(x: Any, slicing_axes: AxisNameLists, sharding: Any = None) -> Any:
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8@(data,model),4]'
 
+    See also:
+        `all_gather`: the other way.
+
     Source: the SDY dialect reference, `sdy.all_slice`.
     """
     return _on_leaves(per_dimension("all_slice", slicing_axes), x, sharding)
@@ -106,6 +113,9 @@ def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]
         >>> f = sdy.partition(lambda x: all_to_all(x, [(["model"], 0, 1)], sharding=P("model")), mesh=mesh)
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8,4@model]'
+
+    See also:
+        `reshard`: any move, as the planner chooses it.
 
     Source: the SDY dialect reference, `sdy.all_to_all`.
     """
@@ -134,6 +144,9 @@ def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
         >>> f = sdy.partition(lambda x: collective_permute(x, turned, sharding=P(("data", "model"))), mesh=mesh)
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8@(model,data),4]'
+
+    See also:
+        `reshard`: any move, as the planner chooses it.
 
     Source: the SDY dialect reference, `sdy.collective_permute`.
     """
@@ -167,6 +180,9 @@ def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = 
         >>> f(jnp.ones((8, 4)), jnp.ones((4, 4)))[0].tolist()
         [4.0, 4.0, 4.0, 4.0]
 
+    See also:
+        `reduce_scatter`: with a scattered result.
+
     Source: the SDY dialect reference, `sdy.all_reduce`.
     """
     return _on_leaves(flat("all_reduce", reduction_axes), x, sharding, reduction=reduction)
@@ -196,6 +212,9 @@ def reduce_scatter(x: Any, reduce_scatter_axes: AxisNameLists, sharding: Any = N
         >>> f.plan(jnp.ones((8, 4)), jnp.ones((4, 4))).results[0].type
         'f32[8@data,4@model]'
 
+    See also:
+        `all_reduce`: with the whole result everywhere.
+
     Source: the SDY dialect reference, `sdy.reduce_scatter`.
     """
     return _on_leaves(per_dimension("reduce_scatter", reduce_scatter_axes), x, sharding, reduction=reduction)
@@ -224,6 +243,10 @@ def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any
         >>> sdy.partition(added, mesh=mesh)(jnp.ones(4)).tolist()
         [1.0, 1.0, 1.0, 1.0]
 
+    See also:
+        `sharded_to_unreduced`: of a value that is split.
+        `all_reduce`: the other way.
+
     Source: the SDY dialect reference, `sdy.replicated_to_unreduced`.
     """
     return _on_leaves(flat("replicated_to_unreduced", axes), x, sharding)
@@ -249,6 +272,10 @@ def sharded_to_unreduced(x: Any, axes: AxisNameLists, sharding: Any = None) -> A
         ...     return all_reduce(sharded_to_unreduced(x, [["model"], []], sharding=P("model")), ["model"])
         >>> sdy.partition(whole, mesh=mesh)(jnp.ones((4, 2))).sum().item()
         8.0
+
+    See also:
+        `replicated_to_unreduced`: of a value that is whole.
+        `reduce_scatter`: the other way.
 
     Source: the SDY dialect reference, `sdy.sharded_to_unreduced`.
     """

@@ -75,6 +75,10 @@ def sharding_constraint(x: Any, sharding: Any) -> Any:
         >>> layer.plan(jnp.ones((8, 4)), jnp.ones((4, 8))).results[0].type
         'f32[8@data,8@model]'
 
+    See also:
+        `reshard`: moves the value here.
+        `show_sharding`: says how it lies.
+
     Source: the compiler API reference, "Sharding Constraint".
     """
     return _stated_on_leaves("sharding_constraint", sharding_constraint_p, x, sharding, border=None)
@@ -103,6 +107,9 @@ def reshard(x: Any, sharding: Any) -> Any:
         >>> columns = sdy.partition(lambda x: reshard(x, P(None, "data")), mesh=mesh, in_shardings=P("data"))
         >>> [c.kind for c in columns.plan(jnp.ones((8, 4))).collectives]
         ['all_to_all']
+
+    See also:
+        `sharding_constraint`: also says how what is before and after is sharded.
 
     Source: the SDY dialect reference, `sdy.reshard`.
     """
@@ -136,6 +143,9 @@ def data_flow_edge(x: Any, sharding: Any = None) -> Any:
         ...     return data_flow_edge(jax.lax.fori_loop(0, 10, lambda i, x: jnp.sin(x), state), P("data"))
         >>> sdy.partition(run, mesh=mesh).plan(jnp.ones(8)).results[0].type
         'f32[8@data]'
+
+    See also:
+        `propagation_barrier`: keeps shardings from going on.
 
     Source: the SDY dialect reference, `sdy.data_flow_edge`.
     """

@@ -70,6 +70,9 @@ def custom_op(
         >>> rows(jnp.ones((8, 4)), jnp.ones((4, 2))).shape
         (8, 2)
 
+    See also:
+        `with_sharding_rule`: for one op that XLA splits by itself.
+
     Source: the SDY dialect reference, `op_sharding_rule`.
     """
     if not callable(fun):

@@ -45,6 +45,9 @@ def sharding_group(x: Any, group_id: int) -> Any:
         >>> plan.results[1].type
         'f32[8@data,4]'
 
+    See also:
+        `shard_alike`: of two arrays, without a number.
+
     Source: the compiler API reference, "Shard As"; the SDY dialect reference, `sdy.sharding_group`.
     """
     try:
@@ -79,6 +82,9 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
         ...     return shard_alike(x, jnp.zeros_like(x))
         >>> sdy.partition(zeros, mesh=mesh, in_shardings=P("data")).plan(jnp.ones((8, 4))).results[1].type
         'f32[8@data,4]'
+
+    See also:
+        `sharding_group`: of any number of arrays.
 
     Source: the compiler API reference, "Shard As".
     """

@@ -70,6 +70,10 @@ def manual_computation(
         ...     manual_axes={"data"},
         ... )
 
+    See also:
+        `named_computation`: a region that is partitioned like what is around it.
+        `sdy_jax.shard`: collectives for the body.
+
     Source: the compiler API reference, "Manual Computation".
     """
     if not callable(fun):

@@ -62,6 +62,9 @@ def named_computation(
         ...     return jax.nn.softmax(q @ k.T) @ v
         >>> mlp = named_computation(lambda x, w: jnp.tanh(x @ w), name="mlp", in_shardings=(P("data"), None))
 
+    See also:
+        `manual_computation`: a region that is written per device.
+
     Source: the SDY dialect reference, `sdy.named_computation`.
     """
     if isinstance(fun, str):

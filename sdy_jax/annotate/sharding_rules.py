@@ -52,6 +52,9 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
         ...     "([i, j])->([i, j]) {i=8, j=16} need_replication={j}",
         ... )
 
+    See also:
+        `custom_op`: also says how blocks are computed.
+
     Source: the SDY dialect reference, `op_sharding_rule`.
     """
     if not callable(fun):

@@ -159,6 +159,11 @@ def partition(
         >>> @partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
         ... def layer(x, w):
         ...     return jax.nn.relu(x @ w)
+
+    See also:
+        `PartitionedFunction`: what it returns.
+        `Plan`: what will run.
+        `rules`, `fsdp`, `tensor_parallel`, `like`: shardings of whole models.
     """
     options = Options(
         mesh_with_device(mesh, device, backend),

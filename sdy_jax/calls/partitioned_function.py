@@ -48,6 +48,16 @@ class PartitionedFunction(Generic[P, R]):
 
     Under another partitioned function's trace it is inlined, and its shardings become sharding constraints. In the body
     of a `jax.shard_map`, on blocks, it is what `jax.jit` makes of the function.
+
+    Example:
+        step = sdy.partition(update, mesh=mesh, in_shardings=(specs, P("data")))
+        print(step.plan(state, batch))  # arrays, or ShapeDtypeStructs
+        state = step(state, batch)
+        compiled = step.lower(state, batch).compile()
+
+    See also:
+        `partition`: makes it.
+        `Plan`: what `plan` returns.
     """
 
     # Each object has a `__call__` of its own, a function of jit's C++: a frame of Python before it would take 0.3 us of

@@ -35,6 +35,10 @@ class Budget:
     Example:
         >>> Budget(wire_bytes="10MiB", forbid=("all_gather",), axes={"model": ("all_reduce",)}).wire_bytes
         10485760.0
+
+    See also:
+        `strict`: where bytes may move.
+        `partition`: its `budget`.
     """
 
     wire_bytes: int | float | str | None = None

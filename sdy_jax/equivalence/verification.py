@@ -60,6 +60,14 @@ class Verification:
         name: the function's.
         cases: in the order in which they ran.
         notes: what was left out, and why.
+
+    Example:
+        found = sdy.verify(step, state, batch)
+        print(found)
+        assert found
+
+    See also:
+        `verify`: makes it.
     """
 
     name: str

@@ -91,6 +91,9 @@ def verify(
     Example:
         step = sdy.partition(train_step, mesh=mesh, in_shardings=(None, P("data")))
         sdy.verify(step, state, batch).raise_for_difference()
+
+    See also:
+        `sdy_jax.testing.assert_same`: the same as one assertion, on one mesh.
     """
     with jax.enable_x64(True) if isinstance(fun, Program) else nullcontext():  # it says how many bits its types have
         function = _partitioned(fun, mesh, in_shardings, out_shardings, options)

@@ -96,6 +96,9 @@ def pipeline(
         >>> weights, x = jax.numpy.ones((8, 16, 16)) / 16, jax.numpy.ones((32, 16))
         >>> pipeline(lambda w, x: jax.numpy.tanh(x @ w), weights, x, microbatches=4, mesh=mesh).shape
         (32, 16)
+
+    See also:
+        `pipeline_schedule`: the schedule as a table.
     """
     _check_batch(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)

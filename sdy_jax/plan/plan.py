@@ -38,7 +38,25 @@ _FIXED_UNASKED = 150
 
 @dataclass(frozen=True, repr=False)
 class Plan(Answers):
-    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line."""
+    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line.
+
+    Attributes:
+        name, source: the function's, and the line at which it was partitioned.
+        arguments, results: the border, with a layout per leaf.
+        collectives: in the order in which they run, with bytes, axes and lines.
+        notes: what could not be split, and what that costs.
+        memory, time, wire_bytes: what a device holds, takes and sends.
+
+    Example:
+        plan = step.plan(state, batch)
+        print(plan)
+        print(plan.why("result"))
+        assert plan.wire_bytes < 1 << 20
+
+    See also:
+        `show`: in a notebook.
+        `load_plan`: from the file that `Plan.save` writes.
+    """
 
     @cached_property
     @api_boundary

@@ -51,6 +51,10 @@ def fsdp(
         >>> fsdp({"w": jnp.ones((128, 512)), "b": jnp.ones(512)}, axis="data", mesh=mesh)
         {'b': P(), 'w': P(None, 'data')}
 
+    See also:
+        `tensor_parallel`: by path.
+        `like`: for optimizer states.
+
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020 (stage 3).
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)

@@ -79,6 +79,9 @@ def like(params: Any, specs: Any = None) -> Like:
         >>> state = like(params, specs)  # partition(step, in_shardings=(specs, state, P("data")), ...)
         >>> state({"count": 0, "mu": params, "factored": {"w": jnp.ones(512)}})
         {'count': P(), 'factored': {'w': P('model',)}, 'mu': {'w': P(None, 'model')}}
+
+    See also:
+        `fsdp`, `tensor_parallel`, `rules`: what it copies from.
     """
     own = specs is None
     named = leaves(params, "params")

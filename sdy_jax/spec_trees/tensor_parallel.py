@@ -45,6 +45,10 @@ def tensor_parallel(
         >>> tensor_parallel(params, {r"(query|key|value|up)/kernel": P(None, "model"), "down/kernel": P("model")})
         {'down': {'kernel': P('model',)}, 'up': {'kernel': P(None, 'model')}}
 
+    See also:
+        `fsdp`: by size.
+        `rules`: by names of dimensions.
+
     Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
     2019.
     """

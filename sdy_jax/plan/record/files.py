@@ -54,12 +54,22 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
     """A plan that `Plan.save` wrote. It needs neither the function nor its source: it is printed, compared and asked
     for its collectives like the plan that was saved.
 
+    Args:
+        path: of the file.
+
+    Returns:
+        The plan as plain data.
+
     Raises:
         SdyError: the file is not there, is no plan, is damaged, or is of a newer version of sdy_jax.
 
     Example:
         before = sdy.load_plan("step.plan.json")
         print(step.plan(state, batch).diff(before))
+
+    See also:
+        `Plan.save`: writes the file.
+        `partition`: its `plan` runs it.
     """
     try:
         with explained(f"{os.fspath(path)} cannot be read", "name a plan's file"):
