@@ -269,7 +269,7 @@ def __getattr__(name: str) -> _Any:
     if name in _FACES:
         return _import_module(f"sdy_jax.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}")
+        raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}", name=name, obj=_import_module("sdy_jax"))
     found = globals()[name] = getattr(_import_module(_HOMES[name]), name)
     return found
 

@@ -134,13 +134,15 @@ class CostModel:
 
     @classmethod
     @api_boundary
-    def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
+    def of_machine(
+        cls, name: str, axes: Iterable[str] | AnyMesh | Mesh, bandwidth: Mapping[str, float] | None = None
+    ) -> CostModel:
         """The model of a machine whose rates are published, in seconds. A plan with it is for this machine, also on
         virtual devices: by its memory, and by what its compiler does.
 
         Args:
             name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e".
-            axes: the mesh's axis names.
+            axes: the mesh, or its axis names.
             bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
                 own links (a data-centre network).
 
@@ -150,7 +152,10 @@ class CostModel:
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
         """
-        return cls(**published_fields(name, tuple(axes), bandwidth or {}))
+        if isinstance(axes, (Mesh, jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+            axes = axes.axis_names
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        return cls(**published_fields(name, names, bandwidth or {}))
 
     @classmethod
     def calibrate(

@@ -15,6 +15,7 @@ Shardy's tensor partitioning in Python, on JAX.
 
   sdy-jax opt --pipeline propagation-pipeline model.mlir         run passes on a module
   sdy-jax plan model.mlir                                        read which collectives it needs, and why
+  sdy-jax plan train.py:step --mesh data=8 --args-from example   likewise of a function, for the arguments of example()
   sdy-jax run model.mlir --inputs in.npz --outputs out.npz       run it, on real or virtual devices
   sdy-jax verify model.mlir                                      compare it with the program on one device
   sdy-jax doctor                                                 check this installation

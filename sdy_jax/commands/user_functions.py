@@ -35,7 +35,7 @@ def check_no_python(program: str) -> None:
         return
     names = [node.name for node in ast.parse(Path(file).read_bytes(), file).body if isinstance(node, ast.FunctionDef)]
     public = [f"{file}:{name}" for name in names if not name.startswith("_")]
-    known = f"one of {', '.join(public)}" if public else f"{file}:NAME, which is not among what it defines by `def`"
+    known = ", or ".join(public) or f"{file}:NAME, which is not among what it defines by `def`"
     raise SdyError(f"{file} is Python; to fix: name a function in it, {known}")
 
 

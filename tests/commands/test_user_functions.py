@@ -74,7 +74,12 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_a_file_of_python_is_told_to_name_a_function(run: Run, command: str, program: str) -> None:
     status, _, err = run(command, program)
     assert status == 1 and err.startswith(f"{program}: error: train.py is Python; to fix: name a function in it")
-    assert "one of train.py:loss, train.py:step, train.py:types" in err and "_hidden" not in err
+    assert "train.py:loss, or train.py:step, or train.py:types" in err and "_hidden" not in err
+
+
+def test_passes_are_not_for_python(run: Run) -> None:
+    status, _, err = run("opt", "train.py")
+    assert status == 1 and err.startswith("train.py: error: this is Python; to fix: partition a function of it")
 
 
 def test_a_file_of_python_without_functions_says_so(run: Run) -> None:

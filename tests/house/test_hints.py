@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from places import ROOT
 
 import sdy_jax as sdy
 
@@ -56,6 +59,13 @@ CALLS = {
     ),
     "a machine": (lambda _: sdy.CostModel.of_machine("tpu v5", ["x"]), "did you mean 'tpu v5"),
     "no machine": (lambda _: sdy.CostModel.of_machine("abacus", ["x"]), "no machine is called 'abacus'; known are tpu"),
+    "a machine for its costs": (
+        lambda mesh: sdy.partition(layer, mesh=mesh, costs="h100"),
+        "costs is a str; expected a CostModel, such as CostModel.of_machine('h100', mesh)",
+    ),
+    "an amount for a budget": (lambda mesh: sdy.partition(layer, mesh=mesh, budget="10MiB"), "as Budget(wire_bytes="),
+    "a file of Python": (lambda _: sdy.load(__file__), "this is Python; to fix: partition a function of it"),
+    "JSON": (lambda _: sdy.load(b'{\n "version": 1}'), "this is JSON, as saved plans are, which load_plan reads"),
     "a factor without a size": (
         lambda mesh: sdy.partition(
             sdy.with_sharding_rule(lambda x: jnp.sin(x), "([i, k])->([i, k]) {i=8, j=8}"), mesh=mesh
@@ -100,6 +110,19 @@ def test_a_shape_for_an_array_is_explained_where_the_function_fails(mesh, method
 def test_tuples_of_numbers_are_still_arguments(mesh):
     plan = sdy.partition(lambda sizes: sizes[0] + sizes[1], mesh=mesh).plan((2, 3))
     assert len(plan.arguments) == 2
+
+
+def test_costs_of_a_machine_take_a_mesh(mesh):
+    expected = sdy.CostModel.of_machine("h100", ["data", "model"])
+    assert sdy.CostModel.of_machine("h100", mesh) == sdy.CostModel.of_machine("h100", MESH) == expected
+    assert sdy.CostModel.of_machine("h100", "data") == sdy.CostModel.of_machine("h100", ["data"])
+
+
+def test_a_misspelt_name_is_suggested_by_python(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sdy_jax; sdy_jax.partitoin"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "Did you mean: 'partition'?" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["v5e", "TPU v5e", "tpu-v5e", "tpu_v5e"])
