@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sdy_jax.errors import ArgumentError
-from sdy_jax.jax_internals.tracebacks import api_boundary
 
 
 class Kind(StrEnum):
@@ -264,7 +263,6 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Table]] = {
 }
 
 
-@api_boundary
 def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int = 1) -> Table:
     """The schedule that `pipeline` runs, as a table that prints as a timeline.
 
