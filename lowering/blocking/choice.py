@@ -90,11 +90,26 @@ class BlockingCandidates:
         for value, held in self._largest:
             if held * _TOGETHER < size:
                 break
-            best = self._best(value, used, size)
-            if best is not None and best.inside > size and self._prices.most_live(best.group.stretch) > self._limit:
-                used.update(best.group.stretch)
-                found.append(best)
+            found += self._found(value, used, size)
         return sorted(found, key=lambda each: self._number[each.group.ops[0]])
+
+    @property
+    def most(self) -> float:
+        """The most bytes that the own values of a group take while too much is live."""
+        most, used, self._seen = 0.0, set[Op](), set[Op]()
+        for value, held in self._largest:
+            if held * _TOGETHER < most:
+                break
+            most = max([most, *(each.inside for each in self._found(value, used, 0.0))])
+        return most
+
+    def _found(self, value: Value, used: set[Op], size: float) -> list[BlockingCandidate]:
+        """The best group around a value, if it counts; its stretch is used then."""
+        best = self._best(value, used, size)
+        if best is None or best.inside <= size or self._prices.most_live(best.group.stretch) <= self._limit:
+            return []
+        used.update(best.group.stretch)
+        return [best]
 
     @cached_property
     def _largest(self) -> list[tuple[Value, float]]:

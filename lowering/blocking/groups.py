@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.analysis.fusion import fuses, is_constant, is_sum
@@ -74,7 +75,7 @@ class Growth:
     """
 
     def __init__(self, rule_of: RuleOf, size_of: Callable[[Value], float]):
-        self._rule_of, self.size_of, self.nothing = rule_of, size_of, MadeOfNothing()
+        self._rule_of, self.size_of, self.nothing = rule_of, cache(size_of), MadeOfNothing()
         self._positions: dict[Block, dict[Op, int]] = {}
 
     def connected(self, value: Value) -> float:

@@ -186,7 +186,7 @@ def _in_parts(program: Program) -> Iterator[Program]:
     size, before, last = None, None, math.inf
     for _ in range(_TRIES):
         graph, candidates = _candidates(program, rule_of, shared)
-        most = max([each.inside for each in candidates.above(0.0)], default=0.0)
+        most = candidates.most
         if program.too_much > _AS_MUCH * most:
             return
         size = min(most - program.too_much, _OF_LIMIT * program.search.limit) if size is None else size

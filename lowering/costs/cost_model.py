@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 
 from sdy_jax.jax_internals.tracebacks import api_boundary
+from sdy_jax.lowering.costs.learned_rates import learned_fields
 from sdy_jax.lowering.costs.machine_costs import axes_over_network, measured_fields, published_fields
 from sdy_jax.lowering.costs.major_parts import cut as cut_at
 from sdy_jax.lowering.costs.major_parts import major_parts, part_name
@@ -22,10 +23,11 @@ from sdy_jax.lowering.targets.calibration import Calibration, Sizes, calibrated,
 from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.rates import TABLE, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.registry import family_of_platform, machines
+from sdy_jax.lowering.targets.step_profile import Profiled, profile_of
 from sdy_jax.lowering.targets.target import family_of, machine_of
 from sdy_jax.lowering.targets.tiles import Copies, LastCut
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
-from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.devices import device_kind, platform_of
 
 
@@ -159,7 +161,12 @@ class CostModel:
 
     @classmethod
     def calibrate(
-        cls, mesh: jax.sharding.Mesh, *, path: str | os.PathLike[str] | None = None, again: bool = False
+        cls,
+        mesh: jax.sharding.Mesh,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        again: bool = False,
+        from_plan: Profiled | str | os.PathLike[str] | None = None,
     ) -> CostModel:
         """The model of the machine at hand, in seconds, from a file or measured: collectives of several sizes along
         each axis, a product and element-wise ops. That takes some seconds, on slow machines a minute, in which nothing
@@ -170,14 +177,25 @@ class CostModel:
             path: the file, which is written where there is none; default: one by kind of devices and axes in
                 `$SDY_JAX_CACHE`, or in the user's directory for caches.
             again: measure, whatever is in the file.
+            from_plan: what `plan.analyze` found of a step on this mesh, or the file that it was saved to. Nothing is
+                measured then: the model is that of `CostModel.of_mesh`, or of `path` where that is given, with
+                collectives and work as much slower or faster as they were in the step. Plans say by how much.
 
         Raises:
-            SdyError: the devices are only described, or the file is none of this mesh, or cannot be read or written.
+            SdyError: the devices are only described, or a file is none of this mesh, or cannot be read or written.
 
         Example:
             costs = sdy.CostModel.calibrate(mesh)
             step = sdy.partition(step, mesh=mesh, in_shardings=P("data"), costs=costs)
+
+            step.plan(state, batch).analyze(state, batch).save("step.profile.json")
+            costs = sdy.CostModel.calibrate(mesh, from_plan="step.profile.json")
         """
+        if from_plan is not None:
+            model = cls.of_mesh(mesh) if path is None else cls.calibrate(mesh, path=path, again=again)
+            return replace(
+                model, **learned_fields(model, profile_of(from_plan), mesh_from_jax(mesh), device_kind(mesh))
+            )
         file, model = default_path(mesh) if path is None else Path(path), cls.of_mesh(mesh)
         found = calibrated(mesh, file, again, Sizes(), model.product_launch)
         return model.with_rates(found, mesh, f"measured, {file}")

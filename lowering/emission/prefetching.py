@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Block, Op, Value
@@ -77,9 +78,12 @@ def run_ahead(local: LocalOp, fetched: Sequence[Op], carried: Sequence[jax.Array
         given = dict(zip((*body.arguments, *values), (*state, *found), strict=True))
         return run_ops(rest, given, body.terminator.operands)
 
-    def step(_: Any, both: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(counted: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        number, *both = counted
         state = trip(*both)
-        return tuple(state), tuple(fetch(state))
+        return number + np.int32(1), tuple(state), tuple(fetch(state))
 
-    start = tuple(carried), tuple(fetch(carried))
-    return trip(*lax.fori_loop(0, trips - 1, step, start))
+    # jax would make a counter of 64 bits here, of which compilers for TPUs make two, and do not know the trips.
+    start = np.int32(0), tuple(carried), tuple(fetch(carried))
+    _, *both = lax.while_loop(lambda counted: counted[0] < np.int32(trips - 1), step, start)
+    return trip(*both)

@@ -31,6 +31,7 @@ from . import (  # noqa: F401
     transforms,
     window,
     written_collective,
+    written_windows,
 )
 from .registry import STRATEGIES, Strategy, strategies_of
 

@@ -9,6 +9,7 @@ block is padded with zeros by the slice's length on both sides.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -51,6 +52,7 @@ def _gather(local: LocalOp, operand: jax.Array, indices: jax.Array) -> list[jax.
     looked_up, sizes = _looked_up(local, numbers), _local_slice_sizes(local, numbers)
     in_order = local.op.flag("indices_are_sorted")
     if not looked_up:
+        indices = _clamped_vector(local, numbers, indices)
         return [_as_array(_gathered(local, numbers, sizes, operand, indices, in_order), numbers)]
     starts, hit = _own_starts(local, numbers, looked_up, indices)
     block = padded(operand, {d: sizes[d] for d in looked_up if sizes[d] > 1})
@@ -112,6 +114,25 @@ def _local_slice_sizes(local: LocalOp, numbers: GatherDimensionNumbers) -> list[
     ]
 
 
+def _clamped_vector(local: LocalOp, numbers: GatherDimensionNumbers, indices: jax.Array) -> jax.Array:
+    """Indices, clamped where they are one vector. The op would clamp them, but jax 0.10's XLA makes a slice of such a
+    gather, joins it with one of its result, and forgets to (openxla/xla#49121)."""
+    vectors = indices.shape[: numbers.index_vector_dim] + indices.shape[numbers.index_vector_dim + 1 :]
+    if math.prod(vectors) != 1 or not numbers.start_index_map:
+        return indices
+    starts = [
+        clamped(component(indices, numbers.index_vector_dim, k), highest).astype(indices.dtype)
+        for k, highest in enumerate(_last_starts(local.op, numbers))
+    ]
+    return with_components(indices, starts, numbers.index_vector_dim)
+
+
+def _last_starts(op: Op, numbers: GatherDimensionNumbers) -> list[int]:
+    """The last start of a slice in each dimension that indices address."""
+    shape, sizes = op.operands[0].shape or (), op.ints("slice_sizes")
+    return [shape[d] - sizes[d] for d in numbers.start_index_map]
+
+
 def _own_starts(
     local: LocalOp, numbers: GatherDimensionNumbers, looked_up: Sequence[int], indices: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -119,9 +140,9 @@ def _own_starts(
 
     Indices are clamped to the global bounds first, as the gather itself does.
     """
-    whole, sizes, block = local.op.operands[0].shape or (), local.op.ints("slice_sizes"), local.operand_shape(0)
+    sizes, block, highest = local.op.ints("slice_sizes"), local.operand_shape(0), _last_starts(local.op, numbers)
     starts = {
-        d: clamped(component(indices, numbers.index_vector_dim, k), whole[d] - sizes[d])
+        d: clamped(component(indices, numbers.index_vector_dim, k), highest[k])
         for k, d in enumerate(numbers.start_index_map)
     }
     hits = [jnp.array(True)]

@@ -11,7 +11,7 @@ from sdy_jax.lowering.memory.peak import Peak
 from sdy_jax.lowering.proposal.proposal import ProposedLayouts
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, type_text
 
 _LISTED = 5
 """Values that an error lists. Chosen: for a reader."""
@@ -20,7 +20,7 @@ _LISTED = 5
 def too_large(peak: Peak, limit: float) -> MemoryLimitError:
     """The error for a program that holds more than the limit however it is planned; `peak`: of what holds least."""
     largest = "; ".join(
-        f"{bytes_text(live.bytes)} of {live.value.type} at {live.source}" for live in peak.live[:_LISTED]
+        f"{bytes_text(live.bytes)} of {_type(live.value)} at {live.source}" for live in peak.live[:_LISTED]
     )
     error = MemoryLimitError(
         f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
@@ -55,6 +55,10 @@ def border_too_large(
     )
     error.least = held
     return error
+
+
+def _type(value: Value) -> str:
+    return type_text(value.dtype, value.shape, value.sharding)
 
 
 def _numbered(what: str, values: Sequence[Value]) -> list[str]:

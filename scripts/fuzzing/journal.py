@@ -17,16 +17,16 @@ _SAVED_EVERY = 20.0
 
 
 class Journal:
-    """Kept in a folder beside the programs of failures; one that is there is gone on with.
+    """Kept in a file beside the programs of failures; one that is there is gone on with.
 
     Args:
-        folder: `journal.json` is in it.
+        path: the file, in a folder that may not be there yet.
         suites: those of this run.
         seed: the first one of suites that the journal does not know.
     """
 
-    def __init__(self, folder: Path, suites: Sequence[str], seed: int):
-        self._folder, self._path, self._saved = folder, folder / "journal.json", time.monotonic()
+    def __init__(self, path: Path, suites: Sequence[str], seed: int):
+        self._folder, self._path, self._saved = path.parent, path, time.monotonic()
         held: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
         self.first: dict[str, int] = dict.fromkeys(suites, seed) | held.get("first", {})
         self._next: dict[str, int] = {name: self.first[name] for name in suites} | held.get("next", {})

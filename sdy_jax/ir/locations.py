@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -104,8 +105,11 @@ def is_computed_again(location: ir.Location) -> bool:
 
 
 def is_line(line: str, asked: str) -> bool:
-    """Whether a line of source is the one that is asked for by the end of its path: `model.py:42`."""
-    return _ASKED.search(asked) is not None and (line == asked or line.endswith(f"/{asked}"))
+    """Whether a line of source is the one that is asked for by the end of its path: `model.py:42`, or `In[3]:5` in a
+    notebook."""
+    if _ASKED.search(asked) is None:
+        return False
+    return line == asked or line.endswith(f"/{asked}") or (asked.startswith("In[") and short_source(line) == asked)
 
 
 def is_in_library(file: str) -> bool:
@@ -132,10 +136,22 @@ def has_source_line(location: ir.Location) -> bool:
 
 
 def short_source(source: str) -> str:
-    """A source line as one would name it here: relative to the working directory, or to where packages lie."""
+    """A source line as one would name it here: relative to the working directory, or to where packages lie; in a
+    notebook by its cell, `In[3]:5`."""
+    file, _, number = source.rpartition(":")
+    if cell := _cell(file):
+        return f"{cell}:{number}"
     here = os.path.join(os.getcwd(), "")
     *_, package = _LIBRARIES.split(source)
     return source.removeprefix(here) if source.startswith(here) and package == source else package
+
+
+def _cell(file: str) -> str:
+    """The cell that IPython compiled under the name of a file that is none; empty if there is no such cell."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    found: tuple[str, str] | None = named(file) if named is not None else None
+    return found[1] if found else ""
 
 
 @lru_cache(maxsize=1 << 12)

@@ -227,7 +227,11 @@ class Engine:
             value_id = entry.value_ids[tensor]
             if value_id == NO_VALUE:
                 continue
-            self._store(value_id, self.stored(entry, new) if tensor == len(entry.value_ids) - 1 else new)
+            if tensor == len(entry.value_ids) - 1:
+                new = self.stored(entry, new)
+                if entry.view is not None and not self._has_as_much(value_id, new):
+                    continue
+            self._store(value_id, new)
             changed.append(value_id)
             for peer in self.peers.get(value_id, ()):
                 self._store(peer, new)
@@ -243,6 +247,15 @@ class Engine:
         for sibling, rank in self._siblings.get(value_id, ()):
             if self._current[sibling] == NO_SHARDING and sharding is not None:
                 self._store(sibling, self.solver.shardings.number(TensorSharding.fully_open(sharding.mesh, rank)))
+
+    def _has_as_much(self, value_id: int, new: int) -> bool:
+        """Whether a sharding splits as its value is split now, or further. At the border of a manual computation one
+        with a manual axis behind a free one loses both: taken, it would be lost and found without end, as in jaxlib."""
+        before, after = self.sharding(value_id), self.solver.shardings[new]
+        if before is None or after is None:
+            return True
+        pairs = zip(before.dimensions, after.dimensions, strict=False)  # on one device there are none
+        return all([b.name for b in old.axes] == [a.name for a in it.axes[: len(old.axes)]] for old, it in pairs)
 
     def stored(self, entry: WorklistEntry, new: int) -> int:
         if entry.view is None:

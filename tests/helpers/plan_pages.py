@@ -16,6 +16,7 @@ from sdy_jax.commands.cli import main
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 SPECS, BEFORE = {"up": P(None, "model"), "down": P("model")}, {"up": P(), "down": P("model")}
 W = {"up": jnp.ones((16, 32)), "down": jnp.ones((32, 16))}
+LONG = "state['optimizer'][0].mu['layers'][11]['attention_norm']['scale']"
 HOSTILE = "</script><script>document.title='run'</script><!--<script>&amp;"
 
 
@@ -42,7 +43,11 @@ def write_pages(plan: sdy.Plan, before: sdy.Plan, folder: Path) -> None:
     plan.to_html(folder / "compared.html", against=before)
     hostile = dataclasses.replace(plan.record(), name=HOSTILE, headline=HOSTILE)
     value = dataclasses.replace(hostile.values[0], name=HOSTILE)
-    dataclasses.replace(hostile, values=(value, *hostile.values[1:])).to_html(folder / "hostile.html")
+    argument = dataclasses.replace(hostile.arguments[0], path=LONG)
+    odd = dataclasses.replace(
+        hostile, values=(value, *hostile.values[1:]), arguments=(argument, *hostile.arguments[1:])
+    )
+    odd.to_html(folder / "hostile.html")
     with_type(plan.record(), "w['up']", "f32[16@(model:(2)2,data),32@model:(1)2]").to_html(folder / "parts.html")
     with_type(plan.record(), "w['up']", "f32[16,32@data]{U:model}").to_html(folder / "sums.html")
     (folder / "local.mlir").write_text(LOCAL)

@@ -127,7 +127,9 @@ ROOMS = {
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
-    "plan.measuring": "errors representation lowering.emission lowering.interface plan.page plan.estimates plan",
+    "plan.measuring": (
+        "errors representation lowering.targets lowering.emission lowering.interface plan.page plan.estimates plan"
+    ),
     "processes": "errors jax_internals representation ir runtime plan.estimates plan",
     "contracts": (
         "errors jax_internals representation ir op_rules lowering.interface plan.record plan.explanations plan"

@@ -1,6 +1,8 @@
 """The plan as text and as records."""
 
 import re
+import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.ir.locations import short_source
+from sdy_jax.ir.locations import is_line, short_source
 from sdy_jax.lowering.emission.re_emission import _DTYPES
 from sdy_jax.representation.type_text import array_text, bytes_text, type_text
 from sdy_jax.shard.op_meshes import DeviceMesh
@@ -163,6 +165,17 @@ def test_sources_are_named_from_where_one_stands(tmp_path, monkeypatch):
     assert short_source(f"{tmp_path}/models/mlp.py:3") == "models/mlp.py:3"
     assert short_source("/usr/lib/python3/site-packages/optax/base.py:7") == "optax/base.py:7"
     assert short_source("/elsewhere/mlp.py:3") == "/elsewhere/mlp.py:3"
+
+
+def test_in_notebooks_lines_are_those_of_cells(monkeypatch):
+    code = (lambda x: jnp.tanh(x)).__code__
+    cells = SimpleNamespace(format_code_name=lambda file: ("Cell", "In[3]") if file == code.co_filename else None)
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=cells))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    assert short_source("/elsewhere/mlp.py:3") == "/elsewhere/mlp.py:3"
+    line = f"In[3]:{code.co_firstlineno}"
+    assert short_source(f"{code.co_filename}:{code.co_firstlineno}") == line
+    assert is_line(f"{code.co_filename}:{code.co_firstlineno}", line) and not is_line("/elsewhere/mlp.py:3", "In[3]:3")
 
 
 def test_the_program_of_a_plan_is_a_program_of_the_api(layers):

@@ -301,10 +301,13 @@ def started(count: int) -> subprocess.Popen:
 
 
 def test_processes_share_a_folder(folder):
-    processes = [started(3) for _ in range(2)]
+    processes = [started(3) for _ in range(4)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
-    printed = {process.communicate("go\n", timeout=300)[0] for process in processes}
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    printed = {process.communicate(timeout=300)[0] for process in processes}
     assert len(printed) == 1 and all(process.returncode == 0 for process in processes)
     assert all(path.suffix == ".plan" for path in folder.iterdir())
 

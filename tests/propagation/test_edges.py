@@ -209,3 +209,21 @@ def test_results_of_main_are_filled_in_where_nothing_is_stated() -> None:
     assert types.startswith(
         'tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}, tensor<8xf32>, tensor<8xf32>'
     )
+
+
+def test_a_manual_axis_behind_a_free_one_does_not_enter() -> None:
+    """jaxlib's propagation never ends here, nor did ours: the free axis was lost with the manual one, and found."""
+    text = """
+sdy.mesh @mesh = <["a"=4, "b"=2, "c"=2]>
+func.func @main(%x: tensor<32xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"c", "b", ?}]>}) -> tensor<32xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"c", ?}]>] out_shardings=[<@mesh, [{"c", ?}]>]
+      manual_axes={"b"} (%y: tensor<32xf32>) {
+    %1 = stablehlo.negate %y : tensor<32xf32>
+    sdy.return %1 : tensor<32xf32>
+  } : (tensor<32xf32>) -> tensor<32xf32>
+  return %0 : tensor<32xf32>
+}
+"""
+    found = ours(text, "add-data-flow-edges,op-priority-propagate,sink-data-flow-edges")
+    assert found.count('in_shardings=[<@mesh, [{"c", ?}]>]') == 1
+    assert 'stablehlo.negate %arg1 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"c", ?}]>]>}' in found

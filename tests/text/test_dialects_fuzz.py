@@ -30,8 +30,8 @@ def run(first: int, count: int) -> None:
 
 
 def fuzz(seed: int) -> dict[str, int]:
-    run(100 * seed, 100)
-    return {"text": 100}
+    run(500 * seed, 500)
+    return {"text": 500}
 
 
 def test_modules_with_mistakes_give_errors():

@@ -130,7 +130,7 @@ def _about(plan: AskedPlan, found: Sequence[RecordedCollective]) -> Why:
         value = record.value_of.get(name)
         op = record.ops[value.op] if value is not None and value.op is not None else None
         try:
-            answer = plan.why(name if op is None else op.place.line)
+            answer = plan.why(name if op is None else op.place.library or op.place.line)
         except SdyError:  # the planner made it
             continue
         shape = value.tensor.shape if value is not None else ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sdy_jax.lowering.targets.step_profile import MeasuredSends, StepProfile
 from sdy_jax.plan.estimates.memory import MemoryUse
 from sdy_jax.plan.page.columns import aligned
 from sdy_jax.plan.plan import Plan
@@ -29,6 +31,8 @@ class MeasuredCollective:
         estimated: their time by the cost model, in its unit.
         instructions: the compiled program's instructions for them: fewer than planned where XLA merges some.
         measured: the seconds they took per call; None where the profiler says nothing of them.
+        kind, axes: which they are; axes as texts, major to minor.
+        runs_beside: others run while they do, so that the profiler sees when they start and are awaited only.
     """
 
     name: str
@@ -37,6 +41,16 @@ class MeasuredCollective:
     estimated: float
     instructions: int
     measured: float | None
+    kind: str = ""
+    axes: tuple[str, ...] = ()
+    runs_beside: bool = False
+
+    @property
+    def sends(self) -> MeasuredSends | None:
+        """What a cost model can learn of them; None where that is nothing."""
+        if self.measured is None or self.runs_beside or not self.wire_bytes:
+            return None
+        return MeasuredSends(self.kind, self.axes, self.planned, self.wire_bytes, self.measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,33 @@ class Analysis:
         seen = [each for each in self.collectives if each.measured is not None]
         estimated = sum(each.estimated for each in seen)
         return sum(each.measured or 0.0 for each in seen) / estimated if estimated else None
+
+    @property
+    def profile(self) -> StepProfile:
+        """What `CostModel.calibrate` learns from. Work is what is left of a call for it."""
+        plan, costs = self.plan, self.plan.costs
+        sent = sum(each.measured or 0.0 for each in self.collectives)
+        return StepProfile(
+            plan.device_kind,
+            dict(plan.program.mesh.sizes),
+            tuple([sends for each in self.collectives if (sends := each.sends)]),
+            max(self.seconds - sent, 0.0),
+            plan.time.compute,
+            costs.flop,
+            costs.memory,
+            plan.name,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was measured to a file, of which `CostModel.calibrate(mesh, from_plan=path)` learns.
+
+        Raises:
+            SdyError: it cannot be written.
+
+        Example:
+            step.plan(state, batch).analyze(state, batch).save("step.profile.json")
+        """
+        self.profile.save(path)
 
     def estimated_seconds(self, collective: MeasuredCollective) -> float | None:
         """A row's estimate in seconds."""

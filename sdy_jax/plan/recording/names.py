@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.plan.record.border import RecordedPlace
 from sdy_jax.plan.recording.places import Places
 
+_CONSTANTS = ("sdy.constant", "stablehlo.constant")
 _INSIDE = {"stablehlo.while": "carry"}
 """What the arguments of an op's region are called; else arguments."""
 
@@ -33,8 +35,12 @@ class Names:
         return self._of.get(value, "")
 
     def place(self, op: Op) -> RecordedPlace:
-        """Where an op comes from."""
-        return self._places.of(op.mlir.location)
+        """Where an op comes from. A constant that jax wrote for an operand has the location of the whole call, so it
+        comes from where it is taken first."""
+        place = self._places.of(op.mlir.location)
+        if place.primitive or op.name not in _CONSTANTS or not op.results[0].uses:
+            return place
+        return replace(self.place(op.results[0].uses[0][0]), primitive="")
 
     def name(self, op: Op) -> None:
         """Names the results of an op, and the arguments of its regions."""

@@ -66,6 +66,12 @@ def test_what_is_held_twice_is_counted(args, least):
     assert less.memory.peak < more.memory.peak <= 1.2 * least
 
 
+def test_the_loop_is_counted_in_32_bits(args, least):
+    """Compilers for TPUs make two numbers of one of 64 bits, and lose how many trips there are."""
+    lowered = step(memory=1.2 * least).lower(*args)
+    assert "stablehlo.while" in lowered.as_text() and "tensor<i64>" not in lowered.as_text()
+
+
 def test_bytes_know_no_time(args, least):
     assert not ahead(step(sdy.CostModel(), memory=1.2 * least).plan(*args))
 

@@ -165,6 +165,16 @@ def test_lookups(mesh, table, ids):
     check(lookups, [x, PAIRS], [table, ids], mesh=mesh, rtol=0)
 
 
+@pytest.mark.parametrize("start", [-3, 5, 14, 99])
+def test_one_window_that_is_cut_afterwards_begins_where_it_fits(start):
+    """XLA of jax 0.10 joins the cut with the window, and forgets that the window cannot begin beyond 12."""
+    for dtype in (np.int32, np.uint32):
+        index = np.array([start]).astype(dtype)
+        check(
+            lambda x, i: gathered(x, i, (0, 1), (), (0,), (4, 16)), [floats(16, 16), index], [P(), P()], P("y"), rtol=0
+        )
+
+
 @pytest.mark.parametrize(
     "dtype", ["bool", "int8", "uint32", "bfloat16", "float16", "complex64", "float8_e4m3fn", "int4"]
 )

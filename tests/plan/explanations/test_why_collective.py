@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -53,6 +54,23 @@ def test_a_collective_by_its_name_in_the_page_and_by_that_of_its_result(plan):
         assert str(plan.why(name)) == said, name
     (row,) = [line for line in str(plan).splitlines() if line.startswith("  all_reduce")]
     assert str(plan.why(re.match(r"  (all_reduce .*?:\d+)", row)[1])) == said
+
+
+def test_of_values_that_a_library_makes_on_one_line_it_is_about_the_one_that_moves(mesh):
+    optimizer, specs = optax.adam(0.1), P("model")
+
+    def step(w, moments):
+        updates, moments = optimizer.update(jnp.tanh(w), moments, w)
+        return w + updates, moments
+
+    w = jnp.ones((8, 16))
+    borders = {"in_shardings": (specs, P()), "out_shardings": (specs, P())}
+    plan = sdy.partition(step, mesh=mesh, **borders).plan(w, optimizer.init(w))
+    gathers = [each for each in plan.record().collectives if each.kind == "all_gather"]
+    assert len(gathers) == 2
+    for gather in gathers:
+        made = plan.record().ops[plan.record().value_of[gather.value].op]
+        assert f"{made.place.primitive} at {made.place.lines}" in plan.why(gather).types[0][0]
 
 
 def attended(x, q, k, v):

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
+from benchmarks import loaded
 from jax.sharding import NamedSharding
-from plan_pages import HOSTILE, MESH, SPECS, planned
+from plan_pages import HOSTILE, LONG, MESH, SPECS, planned
 
 import sdy_jax as sdy
 from sdy_jax.plan.html.showing import _frame
 
-ARGUMENTS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
+    pytest.importorskip("playwright.sync_api")
+    if chromium.executable() is None:
         pytest.skip("there is no Chromium")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS.split())
+    with chromium.running() as started:
         yield started
-        started.close()
 
 
 Opened = Callable[..., Any]
@@ -74,6 +68,54 @@ def test_it_opens_with_the_plan_s_figures(opened: Opened, paged: sdy.Plan) -> No
     assert view.locator("#mesh").inner_text().split() == ["data", "2", "model", "4"]
     assert view.locator("#tree [role=treeitem]").first.inner_text().startswith("step")
     assert view.locator("svg.graph .node").count() > 2
+
+
+def test_collectives_are_counted_alike_everywhere(opened: Opened, paged: sdy.Plan) -> None:
+    count = sum(each.times for each in paged.record().collectives)
+    assert count > len(paged.record().collectives)  # some are in a loop
+    view = opened("plan.html")
+    assert view.locator("#headline .figure-amount").nth(3).inner_text() == f"{count} per call"
+    assert f"Collectives ({count})" in view.locator("#details").inner_text()
+    assert f"its {count} collectives" in view.locator("#moment-text").inner_text()
+    view.click("#tab-collectives")
+    assert f"{count} collectives" in view.locator(".view-bar").inner_text()
+    view.click("#tab-source")
+    assert sum(map(int, view.locator(".kind-mark").all_inner_texts())) == count
+
+
+def test_without_rates_there_is_work_instead_of_time(opened: Opened, paged: sdy.Plan) -> None:
+    assert paged.record().time.unit == "bytes"
+    second = opened("plan.html").locator("#headline .figure").nth(1).inner_text()
+    assert second.startswith("Operations of a device") and f"{paged.record().flops / 1000:.1f} kflop" in second
+
+
+@pytest.mark.parametrize("width", [360, 880, 1280])
+def test_nothing_is_wider_than_its_place(opened: Opened, width: int) -> None:
+    view = opened("plan.html")
+    view.set_viewport_size({"width": width, "height": 800})
+    too_wide = "nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth).map((n) => n.textContent)"
+    assert view.evaluate("document.documentElement.scrollWidth") <= width
+    assert view.locator("header, .figure, .bar, .panel-head, main > *").evaluate_all(too_wide) == []
+    view.click("#tab-source")
+    row = "rows => rows.map((r) => r.querySelector('code').clientWidth / r.closest('.source').clientWidth)"
+    assert min(view.locator(".source-line").evaluate_all(row)) > 0.35
+
+
+def test_memory_has_axes(opened: Opened, paged: sdy.Plan) -> None:
+    texts = opened("plan.html").locator(".chart .ticks text").all_text_contents()
+    sizes, ops = [t for t in texts if "op" not in t], [t for t in texts if "op" in t]
+    assert sizes[0] == "0" and 3 <= len(sizes) <= 6 and all(size.endswith("KiB") for size in sizes[1:])
+    assert ops[0] == "op 0" and ops[-1] == f"op {len(paged.record().ops) - 1}"
+
+
+def test_long_names_keep_both_ends(opened: Opened) -> None:
+    view = opened("hostile.html")
+    view.click("#tab-border")
+    name = view.locator("#border .abbreviated").first
+    left, right = name.locator("span").all()
+    assert name.get_attribute("title") == left.inner_text() + right.inner_text() == LONG
+    assert right.evaluate("n => n.getBoundingClientRect().right <= n.parentNode.getBoundingClientRect().right")
+    assert left.evaluate("n => n.scrollWidth > n.clientWidth && getComputedStyle(n).direction == 'ltr'")
 
 
 def test_what_is_searched_is_shown_with_its_layout_and_the_reasons(opened: Opened) -> None:
@@ -293,3 +335,13 @@ def test_the_frame_of_a_notebook_shows_the_page(browser: Any, tmp_path: Path) ->
     frame.wait_for_selector("html[data-ready]")
     assert "plan" in frame.title() and said == []
     view.close()
+
+
+@pytest.mark.more("the script that makes README's pictures; what they show has tests of its own")
+def test_pictures_show_a_weight_and_the_source(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = loaded("screenshots")
+    monkeypatch.setattr(script, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(script.chromium, "running", lambda: nullcontext(browser))
+    seen = script.main()
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {"plan-light.png", "plan-dark.png"}
+    assert seen == [(script.SELECTED, "Source")] * 2

@@ -72,6 +72,12 @@ def test_its_figures_are_the_plan_s(plan: sdy.Plan) -> None:
     assert record.flops == sum(op.flops * op.times for op in record.ops) > 0
 
 
+def test_constants_come_from_the_lines_that_take_them(plan: sdy.Plan) -> None:
+    constants = [op for op in plan.record().ops if op.kind == "sdy.constant"]
+    assert len(constants) > 2
+    assert {op.place.function for op in constants} <= {"block", "loss", "<lambda>"}
+
+
 def test_it_has_the_border_as_devices_hold_it(plan: sdy.Plan) -> None:
     down = plan.record().arguments[0]
     assert (down.path, down.tensor.type, down.stated) == ("w['down']", "f32[32@model,16]", "P('model')")

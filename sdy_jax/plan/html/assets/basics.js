@@ -57,8 +57,13 @@ const on = (name, listener) => (listeners[name] ??= []).push(listener);
 /** Reports something to all who asked for it. */
 const emit = (name, ...said) => (listeners[name] ?? []).forEach((listener) => listener(...said));
 
-/** A name that loses its beginning where there is no room: its end says more. */
-const tail = (name) => el("span", { class: "tail", title: name }, el("bdi", {}, name));
+const NAME_END = 12; // characters that are always shown: of a path its last entry or two
+
+/** A name that loses its middle where there is no room: which tree it is in stands at its beginning, which leaf at its end. */
+function abbreviated(name) {
+  const [start, end] = name.length > 2 * NAME_END ? [name.slice(0, -NAME_END), name.slice(-NAME_END)] : [name, ""];
+  return el("span", { class: "abbreviated", title: name }, el("span", {}, start), end ? el("span", {}, end) : null);
+}
 
 /** Says a text to screen readers. */
 const announce = (text) => (byId("announce").textContent = text);

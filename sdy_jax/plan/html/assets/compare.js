@@ -13,12 +13,12 @@ function showCompare(view) {
       cost: ({ bytes }) => bytes,
     }),
     pairs("Arguments and results", border.map(([, path, before, after]) => ({ path, before, after })), {
-      label: ({ path }) => tail(path),
+      label: ({ path }) => abbreviated(path),
       side: layoutIn,
       choose: ({ path, after }) => openIn(after ? 0 : 1, path),
     }),
     pairs("Values", values.map(([name, before, after, line, count]) => ({ name, before, after, line, count })), {
-      label: ({ name, count }) => [tail(name), count > 1 ? el("span", { class: "quiet" }, ` ×${count}`) : null],
+      label: ({ name, count }) => [abbreviated(name), count > 1 ? el("span", { class: "quiet" }, ` ×${count}`) : null],
       side: layoutIn,
       choose: ({ name }) => openIn(0, name),
     }),
@@ -53,9 +53,8 @@ const AMOUNTS = { "on the wire": "Sent by a device", "of memory": "Memory of a d
 
 function totals() {
   const [now, before] = app.plans.map((each) => each.plan);
-  const count = (plan) => plan.counted.reduce((sum, each) => sum + each.times, 0);
-  const rows = app.differences.amounts.map(([name, one, other, unit]) => [AMOUNTS[name] ?? name, one, other, (amount) => timeText(amount, unit)]);
-  rows.push(["Collectives", count(before), count(now), countText], ["Operations of a device", before.data.flops, now.data.flops, flopsText]);
+    const rows = app.differences.amounts.map(([name, one, other, unit]) => [AMOUNTS[name] ?? name, one, other, (amount) => timeText(amount, unit)]);
+  rows.push(["Collectives", before.executions(), now.executions(), countText], ["Operations of a device", before.data.flops, now.data.flops, flopsText]);
   const cells = rows.map(([name, one, other, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, text(one)), el("td", {}, text(other)), el("td", {}, changeChip(one, other))));
   const top = el("tr", {}, el("td"), el("th", { scope: "col" }, "before"), el("th", { scope: "col" }, "now"), el("th", { scope: "col" }, "change"));
   return el("table", { class: "totals" }, el("thead", {}, top), el("tbody", {}, cells));

@@ -37,7 +37,8 @@ function scopeDetails(scope) {
   const { root } = app.scopes;
   const kinds = { root: "program", scope: "name scope", call: "call", line: "source line" };
   const inside = new Set(scope.ops);
-  const groups = alike(app.plan.counted.filter((each) => inside.has(each.op >= 0 ? each.op : each.serves)));
+  const counted = app.plan.counted.filter((each) => inside.has(each.op >= 0 ? each.op : each.serves));
+  const groups = alike(scope === root ? app.plan.counted : counted);
   const share = (name, text) => sums[name] && `${text(sums[name])}${root.sums[name] && scope !== root ? ` · ${percent(sums[name], root.sums[name])} of all` : ""}`;
   const found = [
     head(kinds[scope.kind], scope.title ? el("code", {}, scope.title) : scope.label),
@@ -51,8 +52,14 @@ function scopeDetails(scope) {
     ]),
   ];
   if (scope === root) found.push(aboutPlan());
-  if (groups.length) found.push(part(`Collectives (${groups.length})`, fewOf(groups, 8, groupLine)));
+  if (groups.length) found.push(collectivesPart(groups));
   return found;
+}
+
+/** Collectives that are alike are one line, with how often they run. */
+function collectivesPart(groups) {
+  const count = app.plan.executions(groups.flatMap((group) => group.all));
+  return part(`Collectives (${countText(count)})`, fewOf(groups, 8, groupLine));
 }
 
 function aboutPlan() {
@@ -70,7 +77,7 @@ function aboutPlan() {
 }
 
 function groupLine(group) {
-  const runs = group.all.reduce((sum, each) => sum + each.times, 0);
+  const runs = app.plan.executions(group.all);
   const text = `${group.first.kind}${runs > 1 ? ` ×${countText(runs)}` : ""}`;
   return [
     el("button", { class: "link", onclick: () => selectCollective(group.first, app.scope) }, el("span", { class: `mark ${group.first.kind}` }), text),

@@ -4,11 +4,11 @@ function showHeadline() {
   const { data, mesh, unit } = app.plan;
   byId("name").replaceChildren(data.name);
   byId("mesh").replaceChildren(...mesh.axes.map(([name, size]) => el("span", { class: "axis-chip" }, `${name} `, el("b", {}, String(size)))));
-  byId("headline").replaceChildren(sentFigure(), timeFigure(data.time, unit), memoryFigure(data.memory), kindsFigure());
+  byId("headline").replaceChildren(sentFigure(), hasTimes() ? timeFigure(data.time, unit) : workFigure(data), memoryFigure(data.memory), kindsFigure());
 }
 
 function figure(name, amount, about, bar) {
-  return el("div", { class: "figure" }, el("p", { class: "figure-name" }, name), el("p", { class: "figure-amount" }, amount, el("small", {}, about)), bar);
+  return el("div", { class: "figure" }, el("p", { class: "figure-name" }, name), el("p", { class: "figure-amount" }, el("span", {}, amount), el("small", {}, about)), bar);
 }
 
 /** A bar of parts, `[class, amount, words]`. */
@@ -38,8 +38,16 @@ function timeFigure([compute, communication, hidden], unit) {
     ["communication", communication - hidden, `sending ${timeText(communication - hidden, unit)}`],
     ["hidden", hidden, `sending beside other work ${timeText(hidden, unit)}`],
   ];
-  const name = unit === "seconds" ? "Estimated time" : "Estimated cost";
-  return figure(name, timeText(total, unit), ` ${percent(communication - hidden, total)} sending`, partsBar(parts));
+  return figure("Estimated time", timeText(total, unit), ` ${percent(communication - hidden, total)} sending`, partsBar(parts));
+}
+
+/** Where the cost model knows no times. */
+function workFigure({ flops, repeated }) {
+  const parts = [
+    ["compute", flops - repeated, `not repeated ${flopsText(flops - repeated)}`],
+    ["repeated", repeated, `repeated ${flopsText(repeated)}`],
+  ];
+  return figure("Operations of a device", flopsText(flops), repeated ? ` ${percent(repeated, flops)} repeated` : " per call", partsBar(parts));
 }
 
 function memoryFigure(memory) {
@@ -54,10 +62,11 @@ function memoryFigure(memory) {
 }
 
 function kindsFigure() {
-  const counts = sums((each) => each.times);
-  const total = counts.reduce((sum, [, count]) => sum + count, 0);
-  const chips = counts.slice(0, 5).map(([kind, count]) => el("span", { class: "kind-count" }, el("span", { class: `mark ${kind}` }), `${kind} ${countText(count)}`));
-  return figure("Collectives", countText(total), " per call", el("div", { class: "kinds" }, chips));
+  const counts = new Map(sums((each) => each.times));
+  const kinds = sums((each) => each.total).map(([kind]) => kind); // those that send most come first
+  const chips = kinds.map((kind) => el("span", { class: "kind-count" }, el("span", { class: `mark ${kind}` }), `${kind} ${countText(counts.get(kind))}`));
+  const words = kinds.map((kind) => `${kind} ${countText(counts.get(kind))}`).join(", ");
+  return figure("Collectives", countText(app.plan.executions()), " per call", el("div", { class: "kinds", title: words }, chips));
 }
 
 // Steps.

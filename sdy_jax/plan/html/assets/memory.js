@@ -1,6 +1,8 @@
 // What a device holds over the program, as an area; under the pointer or the keyboard's cursor, the largest values.
 
 const HIGH = 104;
+const LEFT = 62; // where the axis of bytes is
+const BOTTOM = 86; // where the axis of ops is
 let cursor = { op: -1, pinned: false };
 
 function startMemory() {
@@ -58,22 +60,45 @@ const alwaysHeld = (memory) => memory.arguments + memory.results - memory.shared
 function area(memory, width) {
   const { timeline } = memory;
   const floor = alwaysHeld(memory);
-  const top = Math.max(1, floor + Math.max(...timelineColumns(timeline, width)));
-  const y = (size) => HIGH - (size / top) * (HIGH - 12);
-  const points = timelineColumns(timeline, width).map((size, x) => `${x} ${y(floor + size).toFixed(1)}`);
+  const columns = timelineColumns(timeline, width - LEFT);
+  const top = Math.max(1, floor + Math.max(...columns));
+  const y = (size) => BOTTOM - (size / top) * (BOTTOM - 12);
+  const points = columns.map((size, x) => `${LEFT + x} ${y(floor + size).toFixed(1)}`);
   const peak = peakOf(memory);
   const [px, py] = [xOf(peak, timeline.length, width), y(floor + timeline[peak])];
+  const box = (kind, from, to) => svg("rect", { class: kind, x: LEFT, y: y(to), width: width - LEFT, height: y(from) - y(to) });
   const drawn = svg("svg", { width, height: HIGH, viewBox: `0 0 ${width} ${HIGH}`, "aria-hidden": "true" });
   drawn.append(
-    svg("path", { class: "temporaries", d: `M0 ${y(floor)}L${points.join("L")}L${width} ${y(floor)}z` }),
-    svg("rect", { class: "results", x: 0, y: y(floor), width, height: y(memory.arguments) - y(floor) }),
-    svg("rect", { class: "arguments", x: 0, y: y(memory.arguments), width, height: HIGH - y(memory.arguments) }),
+    svg("path", { class: "temporaries", d: `M${LEFT} ${y(floor)}L${points.join("L")}L${width} ${y(floor)}z` }),
+    box("results", memory.arguments, floor),
+    box("arguments", 0, memory.arguments),
     svg("path", { class: "outline", d: `M${points.join("L")}` }),
-    svg("rect", { class: "span", x: 0, y: HIGH - 5, width: 0, height: 5, rx: 2 }),
+    byteAxis(top, y, width),
+    opAxis(timeline.length, width),
+    svg("rect", { class: "span", x: LEFT, y: BOTTOM - 5, width: 0, height: 5, rx: 2 }),
     svg("circle", { class: "peak", cx: px, cy: py, r: 3.5 }),
-    svg("line", { class: "cursor", x1: 0, x2: 0, y1: 0, y2: HIGH }),
+    svg("line", { class: "cursor", x1: LEFT, x2: LEFT, y1: 0, y2: BOTTOM }),
   );
   return drawn;
+}
+
+/** Lines at round numbers of bytes: of two, five or ten times a power of ten of their unit, two to four of them. */
+function byteAxis(top, y, width) {
+  const unit = 1024 ** Math.max(0, Math.floor(Math.log2(top) / 10));
+  const rough = top / unit / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(1 / unit, power * [1, 2, 5, 10].find((each) => each * power >= rough)) * unit;
+  const ticks = [];
+  for (let size = 0; size <= top; size += step) {
+    ticks.push(svg("line", { x1: LEFT, x2: width, y1: y(size), y2: y(size) }), svg("text", { x: LEFT - 6, y: y(size) + 3.5, "text-anchor": "end" }, size ? bytesText(size) : "0"));
+  }
+  return svg("g", { class: "ticks" }, ticks);
+}
+
+/** Numbers of ops at the ends and in the middle. */
+function opAxis(count, width) {
+  const at = (op, anchor) => svg("text", { x: op ? xOf(op, count, width) : LEFT, y: HIGH - 4, "text-anchor": anchor }, `op ${countText(op)}`);
+  return svg("g", { class: "ticks" }, at(0, "start"), count > 2 ? at(Math.floor(count / 2), "middle") : null, count > 1 ? at(count - 1, "end") : null);
 }
 
 function timelineColumns(timeline, width) {
@@ -89,13 +114,13 @@ function timelineColumns(timeline, width) {
   return found;
 }
 
-const xOf = (op, count, width) => ((op + 0.5) * width) / count;
+const xOf = (op, count, width) => LEFT + ((op + 0.5) * (width - LEFT)) / count;
 
 function opAt(event) {
   const chart = byId("memory").querySelector(".chart");
   const { left, width } = chart.getBoundingClientRect();
   const count = app.plan.data.memory.timeline.length;
-  return Math.max(0, Math.min(count - 1, Math.floor(((event.clientX - left) * count) / width)));
+  return Math.max(0, Math.min(count - 1, Math.floor(((event.clientX - left - LEFT) * count) / (width - LEFT))));
 }
 
 /** Puts the cursor at an op, and lists what is held while it runs. */
@@ -114,7 +139,7 @@ function pointAt(op) {
   chart.setAttribute("aria-valuenow", op);
   chart.setAttribute("aria-valuetext", `${name}; largest: ${live.slice(0, 3).map(([value, bytes]) => `${app.plan.names[value]} ${bytesText(bytes)}`).join(", ")}`);
   const rows = live.slice(0, 4).map(([value, bytes]) =>
-    el("li", {}, el("button", { class: "link", title: app.plan.names[value], onclick: () => selectValue(value) }, miniGrid(app.plan.mesh, app.plan.type(value), 12), tail(app.plan.names[value])), el("span", {}, bytesText(bytes))),
+    el("li", {}, el("button", { class: "link", title: app.plan.names[value], onclick: () => selectValue(value) }, miniGrid(app.plan.mesh, app.plan.type(value), 12), abbreviated(app.plan.names[value])), el("span", {}, bytesText(bytes))),
   );
   byId("memory").querySelector(".live").replaceChildren(el("p", { title: name }, name), el("ol", {}, rows));
 }
@@ -142,7 +167,7 @@ function showSpan() {
   const [first, last] = buffer ? buffer.slice(2) : scope?.parent && scope.ops.length ? [scope.ops[0], scope.ops.at(-1)] : [0, -1];
   const count = plan.data.memory.timeline.length;
   const span = chart.querySelector(".span");
-  const [from, to] = [(first * chart.clientWidth) / count, ((last + 1) * chart.clientWidth) / count];
+  const [from, to] = [first - 0.5, last + 0.5].map((op) => xOf(op, count, chart.clientWidth));
   span.setAttribute("x", from);
   span.setAttribute("width", last < first ? 0 : Math.max(2, to - from));
 }

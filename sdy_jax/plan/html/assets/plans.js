@@ -33,6 +33,11 @@ class Plan {
     return Object.assign(found, { known, counted, again, ahead, total: found.bytes * found.times });
   }
 
+  /** How often collectives run in a call; of all, or of some. */
+  executions(collectives = this.counted) {
+    return collectives.reduce((sum, each) => sum + each.times, 0);
+  }
+
   /** What collectives are about, at the ops that they are, or that send by themselves. */
   _perOp(amount) {
     const found = new Float64Array(this.opCount);

@@ -40,9 +40,10 @@ function sourceLine(line, most) {
   const kinds = new Map();
   for (const op of line.ops) {
     const collective = app.plan.collectiveAt.get(op);
-    if (collective?.counted) kinds.set(collective.kind, (kinds.get(collective.kind) ?? 0) + 1);
+    if (collective?.counted) kinds.set(collective.kind, (kinds.get(collective.kind) ?? 0) + collective.times);
   }
-  const chips = [...kinds].map(([kind, count]) => el("span", { class: `chip ${kind}` }, count > 1 ? `${kind} ×${count}` : kind));
+  const words = ([kind, count]) => (count > 1 ? `${kind} ×${countText(count)}` : kind);
+  const marks = [...kinds].map((each) => el("span", { class: `kind-mark ${each[0]}`, title: words(each), "aria-label": words(each), role: "img" }, el("span", { class: `mark ${each[0]}` }), countText(each[1])));
   const { scope } = app.selected;
   const isChosen = [scope, scope?.parent].some((each) => each?.kind === "line" && each.label === line.line);
   return el(
@@ -50,7 +51,7 @@ function sourceLine(line, most) {
     { class: `source-line${isChosen ? " selected" : ""}`, onclick: () => selectScope(app.scopes.ofOp[line.ops.find((op) => app.plan.sent[op]) ?? line.ops[0]].parent, app.scope) },
     el("span", { class: "number" }, Number.isNaN(line.number) ? "" : String(line.number)),
     el("span", { class: "heat", title: `${bytesText(line.sent)} sent` }, el("span", { style: `width:${(100 * line.sent) / most}%` })),
-    el("code", {}, line.text || line.line),
-    el("span", { class: "line-facts" }, chips, line.flops ? el("span", { class: "quiet" }, flopsText(line.flops)) : null, line.sent ? el("b", {}, bytesText(line.sent)) : null),
+    el("code", { title: line.text }, line.text || line.line),
+    el("span", { class: "line-facts" }, marks, line.flops ? el("span", { class: "quiet" }, flopsText(line.flops)) : null, line.sent ? el("b", {}, bytesText(line.sent)) : null),
   );
 }

@@ -50,7 +50,7 @@ function showCollectives(view) {
   const box = el("div", { id: "collectives", class: "table" });
   const sorted = el("select", { "aria-label": "Order", onchange: (event) => ((sortedBy = event.target.value), showCollectives(view)) });
   for (const [name, label] of [["sent", "largest first"], ["time", "longest first"]]) sorted.append(el("option", { value: name, selected: sortedBy === name }, label));
-  const words = [several(counted.length, "collective"), bytesText(sent), ...(hasTimes() ? [timeText(time, plan.unit)] : [])].join(", ");
+  const words = [several(plan.executions(counted), "collective"), bytesText(sent), ...(hasTimes() ? [timeText(time, plan.unit)] : [])].join(", ");
   view.replaceChildren(el("div", { class: "view-bar" }, crumbs(), el("span", { class: "quiet" }, words), sorted), box);
   table(box, {
     label: "Collectives, those alike together",
@@ -63,7 +63,7 @@ function showCollectives(view) {
 
 function collectiveCells(group, sent) {
   const { first, all } = group;
-  const runs = all.reduce((sum, each) => sum + each.times, 0);
+  const runs = app.plan.executions(all);
   const place = app.plan.placeOf(first.place);
   return [
     [el("span", { class: `mark ${first.kind}`, "aria-hidden": "true" }), first.kind, first.ahead ? el("span", { class: "chip" }, "ahead") : null],
@@ -86,12 +86,12 @@ function showBorder(view) {
   view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
   table(box, {
     label: "Arguments and results",
-    columns: [["", "26px"], ["Name", "minmax(150px, 1.2fr)"], ["Layout", "minmax(170px, 1.5fr)"], ["On a device", "76px", "right"], ["From", "minmax(110px, 1.1fr)"]],
+    columns: [["", "26px"], ["Name", "minmax(150px, 2fr)"], ["Layout", "minmax(170px, 1.5fr)"], ["On a device", "76px", "right"], ["From", "minmax(90px, 1fr)"]],
     entries,
     choose: (value) => selectName(value.path),
     row: (value) => [
       miniGrid(plan.mesh, value.type, 18),
-      [value.role === "closed over" ? el("span", { class: "quiet" }, "closed over ") : null, tail(value.path)],
+      [value.role === "closed over" ? el("span", { class: "quiet" }, "closed over ") : null, abbreviated(value.path)],
       typeText(value.type),
       bytesText(value.bytes),
       value.stated ? el("code", {}, value.stated) : el("span", { class: "quiet" }, value.move ? `moved from ${value.move}` : value.origin),
@@ -108,16 +108,16 @@ function showChanges(view) {
   const box = el("div", { id: "changes", class: "table" });
   const { layouts } = plan.data;
   const cost = (amount) => timeText(amount, plan.unit);
-  const saved = layouts ? `The planner sends ${cost(layouts[0])} instead of ${cost(layouts[1])} op by op, by its model.` : "Layouts were decided op by op.";
+  const saved = layouts ? `Planned as a whole it ${hasTimes() ? "takes" : "sends"} ${cost(layouts[0])}, op by op ${cost(layouts[1])}, by the planner’s model.` : "Layouts were decided op by op.";
   const words = `${saved} ${several(entries.length, "value")} differ${entries.length === 1 ? "s" : ""} from what propagation proposed.`;
   view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
   table(box, {
     label: "Layouts that the planner changed",
-    columns: [["Value", "minmax(130px, 1fr)"], ["", "24px"], ["Proposed by propagation", "minmax(150px, 1.2fr)"], ["", "24px"], ["Chosen", "minmax(150px, 1.2fr)"], ["On a device", "76px", "right"]],
+    columns: [["Value", "minmax(130px, 1.3fr)"], ["", "24px"], ["Proposed by propagation", "minmax(150px, 1.2fr)"], ["", "24px"], ["Chosen", "minmax(150px, 1.2fr)"], ["On a device", "76px", "right"]],
     entries,
     choose: (value) => selectValue(value),
     row: (value) => [
-      tail(plan.names[value]),
+      abbreviated(plan.names[value]),
       miniGrid(plan.mesh, plan.proposed(value), 18),
       typeText(plan.proposed(value)),
       miniGrid(plan.mesh, plan.type(value), 18),
