@@ -1,22 +1,73 @@
 """Shardy's tensor partitioning in Python, on JAX: explicit collectives and a plan you can read.
 
-import jax, sdy_jax as sdy
-from jax.sharding import AxisType, PartitionSpec as P
+    import jax, sdy_jax as sdy
+    from jax.sharding import AxisType, PartitionSpec as P
 
-mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
-@sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
-def layer(x, w):
-    return jax.nn.relu(x @ w)
+    @sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+    def layer(x, w):
+        return jax.nn.relu(x @ w)
+
+    print(layer.plan(x, w))   # what is sharded how, which collectives run, why; nothing runs
+    y = layer(x, w)           # runs it
+
+Partition a function
+    partition                 over a mesh: like jax.jit, with a plan
+    AUTO                      in in_shardings and out_shardings: the planner chooses
+    Budget, strict            what plans may send and hold, and where
+    CostModel                 what communication costs; plans for machines that are not there
+    pipeline                  layers over a mesh axis, in microbatches
+    pipeline_schedule         the table of such a schedule
+
+Look at a plan
+    show                      as a page in a notebook, as text in a terminal
+    load_plan                 a plan that was saved
+    verify                    compares partitioned and plain results, forward and backward
+    Plan, PartitionedFunction
+                              what `plan` and `partition` return, with their methods
+
+Inside of a function
+    sharding_constraint       the sharding of a value
+    reshard                   moves a value to a sharding
+    shard_alike               two values are sharded alike
+    manual_computation        a part that is written per device
+    named_computation         a part with a name and shardings of its own
+    show_sharding             prints how a value lies
+    custom_op                 an op of your own, with its rule and its code
+    with_sharding_rule        how one op can be split
+
+Specifications for whole models
+    rules                     by names of dimensions
+    fsdp                      by size
+    tensor_parallel           by path
+    like                      as other trees, for optimizer states
+
+Programs
+    load, loads               programs from files and bytes: MLIR, jax.export
+
+Errors
+    SdyError                  the base of all; `errors` has them
+
+Modules
+    errors                    the exceptions, and what they tell
+    dialect                   ops and attributes of the SDY dialect as functions and values
+    shard                     collectives on local arrays: the mesh and shard dialects
+    passes                    passes on MLIR text
+    testing                   assertions on plans and results
+
+On the command line: python -m sdy_jax
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from sdy_jax.registration import extensions as _extensions  # noqa: F401 - says which rooms offer what others call
+from sdy_jax.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from sdy_jax import passes, shard, testing
+if _TYPE_CHECKING:
+    from sdy_jax import dialect, errors, passes, shard, testing
     from sdy_jax.annotate.automatic import AUTO
     from sdy_jax.annotate.barrier import propagation_barrier
     from sdy_jax.annotate.collectives import (
@@ -41,7 +92,7 @@ if TYPE_CHECKING:
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.contracts.budget import Budget
-    from sdy_jax.equivalence.verification import Verification, VerificationError
+    from sdy_jax.equivalence.verification import Verification
     from sdy_jax.equivalence.verify import verify
     from sdy_jax.errors import (
         ArgumentError,
@@ -50,20 +101,22 @@ if TYPE_CHECKING:
         InternalError,
         MemoryLimitError,
         ParseError,
+        PartitionWarning,
         PinnedPlanError,
         ProcessError,
         SdyError,
         ShardingError,
         UnsupportedError,
+        VerificationError,
     )
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
     from sdy_jax.pipelines.pipeline import pipeline
     from sdy_jax.pipelines.schedules import pipeline_schedule
+    from sdy_jax.plan.html.showing import show
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
     from sdy_jax.plan.record.record import PlanRecord
-    from sdy_jax.plan.warn import PartitionWarning
     from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
     from sdy_jax.representation.rule import OpShardingRule
     from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -107,6 +160,8 @@ __all__ = [
     "collective_permute",
     "custom_op",
     "data_flow_edge",
+    "dialect",
+    "errors",
     "fsdp",
     "like",
     "load",
@@ -128,6 +183,7 @@ __all__ = [
     "sharded_to_unreduced",
     "sharding_constraint",
     "sharding_group",
+    "show",
     "show_sharding",
     "strict",
     "tensor_parallel",
@@ -161,7 +217,7 @@ _MODULES = {
     "sdy_jax.annotate.strict": ("strict",),
     "sdy_jax.contracts.budget": ("Budget",),
     "sdy_jax.calls.partition": ("partition",),
-    "sdy_jax.equivalence.verification": ("Verification", "VerificationError"),
+    "sdy_jax.equivalence.verification": ("Verification",),
     "sdy_jax.equivalence.verify": ("verify",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
     "sdy_jax.errors": (
@@ -171,18 +227,20 @@ _MODULES = {
         "InternalError",
         "MemoryLimitError",
         "ParseError",
+        "PartitionWarning",
         "PinnedPlanError",
         "ProcessError",
         "SdyError",
         "ShardingError",
         "UnsupportedError",
+        "VerificationError",
     ),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.costs.cost_model": ("CostModel",),
     "sdy_jax.pipelines.pipeline": ("pipeline",),
     "sdy_jax.pipelines.schedules": ("pipeline_schedule",),
+    "sdy_jax.plan.html.showing": ("show",),
     "sdy_jax.plan.plan": ("Plan",),
-    "sdy_jax.plan.warn": ("PartitionWarning",),
     "sdy_jax.plan.record.files": ("load_plan",),
     "sdy_jax.plan.record.record": ("PlanRecord",),
     "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
@@ -194,16 +252,27 @@ _MODULES = {
     "sdy_jax.spec_trees.tensor_parallel": ("tensor_parallel",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_FACES = ("dialect", "errors", "passes", "shard", "testing")
+
+_ELSEWHERE = {
+    *("ArgumentError", "ContractError", "DeletedArrayError", "InternalError", "MemoryLimitError", "ParseError"),
+    *("PartitionWarning", "PinnedPlanError", "ProcessError", "ShardingError", "UnsupportedError", "VerificationError"),
+    *("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
+    *("all_gather", "all_reduce", "all_slice", "all_to_all", "collective_permute", "data_flow_edge"),
+    *("propagation_barrier", "reduce_scatter", "replicated_to_unreduced", "sharded_to_unreduced", "sharding_group"),
+    *("PlanRecord", "Program", "Verification"),
+}
+"""Names of `__all__` that `dir` leaves out: `errors` and `dialect` have them, or functions return them."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("passes", "shard", "testing"):
-        return import_module(f"sdy_jax.{name}")
+def __getattr__(name: str) -> _Any:
+    if name in _FACES:
+        return _import_module(f"sdy_jax.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}", name=name, obj=_import_module("sdy_jax"))
+    found = globals()[name] = getattr(_import_module(_HOMES[name]), name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({"__doc__", "__file__", "__name__", "__path__", "__version__", *__all__} - _ELSEWHERE)

@@ -16,6 +16,7 @@ from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.comparison import compared
 from sdy_jax.equivalence.in_process import first_wrong_in
 from sdy_jax.errors import SdyError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import load_plan, save_plan
@@ -24,6 +25,7 @@ from sdy_jax.plan.record.review import reviewed
 from sdy_jax.pytest_plugin import UPDATE_PLANS
 
 
+@api_boundary
 def assert_same(
     fun: Callable[..., Any],
     *args: Any,
@@ -91,6 +93,7 @@ def assert_same(
     return plan
 
 
+@api_boundary
 def assert_plan(plan: Plan | PlanRecord, path: str | os.PathLike[str]) -> None:
     """Asserts that a plan is the one that was reviewed: the arguments, results and collectives of the file at `path`,
     which begins with the plan's page, for the reviewer.

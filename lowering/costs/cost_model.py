@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.costs.learned_rates import learned_fields
 from sdy_jax.lowering.costs.machine_costs import axes_over_network, measured_fields, published_fields
 from sdy_jax.lowering.costs.major_parts import cut as cut_at
@@ -69,8 +70,12 @@ class CostModel:
             and plans are for the devices of the mesh.
         origin: where the numbers are from, in words.
 
-    >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
-    768.0
+    Example:
+        >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
+        768.0
+
+    See also:
+        `partition`: its `costs`.
     """
 
     latency: PerAxis = 0.0
@@ -130,13 +135,16 @@ class CostModel:
         return replace(cls.of_platform(platform), origin=origin)
 
     @classmethod
-    def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
+    @api_boundary
+    def of_machine(
+        cls, name: str, axes: Iterable[str] | AnyMesh | Mesh, bandwidth: Mapping[str, float] | None = None
+    ) -> CostModel:
         """The model of a machine whose rates are published, in seconds. A plan with it is for this machine, also on
         virtual devices: by its memory, and by what its compiler does.
 
         Args:
-            name: that of the machine: "tpu v5e", "h100".
-            axes: the mesh's axis names.
+            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e".
+            axes: the mesh, or its axis names.
             bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
                 own links (a data-centre network).
 
@@ -146,7 +154,10 @@ class CostModel:
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
         """
-        return cls(**published_fields(name, tuple(axes), bandwidth or {}))
+        if isinstance(axes, (Mesh, jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+            axes = axes.axis_names
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        return cls(**published_fields(name, names, bandwidth or {}))
 
     @classmethod
     def calibrate(

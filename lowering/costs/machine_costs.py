@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.calibration import Calibration
-from sdy_jax.lowering.targets.registry import family_of_machine, machines
+from sdy_jax.lowering.targets.registry import family_of_machine, machine_called, machines
 from sdy_jax.lowering.targets.target import family_of
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.runtime.devices import network_axes
@@ -19,9 +20,12 @@ def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]
     Raises:
         SdyError: no machine is called so.
     """
-    known = machines()
-    if name not in known:
-        raise SdyError(f"no machine is called {name!r}; known are {', '.join(known)}. Or give CostModel your own")
+    known, called = machines(), machine_called(name)
+    if called is None:
+        near = difflib.get_close_matches(str(name).lower(), known, 1)
+        meant = f"did you mean {near[0]!r}? Known" if near else "known"
+        raise SdyError(f"no machine is called {name!r}; {meant} are {', '.join(known)}. Or give CostModel your own")
+    name = called
     chip, links, family = known[name].chip, known[name].links, family_of_machine(name)
     return {
         "latency": dict.fromkeys(axes, links.latency) | dict.fromkeys(slow, links.network.latency),

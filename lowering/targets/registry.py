@@ -6,6 +6,7 @@ from wherever it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from sdy_jax.errors import SdyError
@@ -55,6 +56,20 @@ def family_of_machine(name: str) -> Family:
 def machines() -> dict[str, Machine]:
     """All machines whose rates are published, by name."""
     return {name: machine for family in FAMILIES.values() for name, machine in family.machines.items()}
+
+
+def machine_called(name: str) -> str | None:
+    """The machine that a name means, however it is spelt: with or without its platform, in capitals, with dashes.
+
+    >>> [machine_called(name) for name in ("tpu v5e", "v5e", "TPU-v5p", "H100", "v5")]
+    ['tpu v5e', 'tpu v5e', 'tpu v5p', 'h100', None]
+    """
+    meant = _spelt(name)
+    return next((known for known in machines() if meant in (_spelt(known), _spelt(known).removeprefix("tpu"))), None)
+
+
+def _spelt(name: str) -> str:
+    return re.sub(r"[\s_-]", "", str(name)).lower()
 
 
 def usual_machines() -> dict[str, str]:

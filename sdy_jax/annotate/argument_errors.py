@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from sdy_jax.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, with_article
+from sdy_jax.representation.type_text import long_dtype_name
 
 _SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
 
@@ -34,7 +35,13 @@ def no_result(path: str, value: Any) -> ArgumentError:
     )
 
 
+_TYPE = re.compile(r"([a-z]\w*)\[((?:\d+(?:, *\d+)*)?)\]")
+
+
 def _remedy(path: str, value: Any) -> str:
+    if isinstance(value, str) and (type_ := _TYPE.fullmatch(value.strip())):
+        shape = tuple(int(size) for size in type_[2].split(",") if size)
+        return f"To fix: give jax.ShapeDtypeStruct({shape}, {long_dtype_name(type_[1])!r}) where nothing runs"
     if not re.fullmatch(r"\w+|args\[\d+\]", path):
         root = re.split(r"[\[.]", path)[0]
         return (

@@ -12,11 +12,13 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, emission
 from sdy_jax.errors import ShardingError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 
 _CODES = {"NONE": 0, "FORWARD": 1, "BACKWARD": 2}
 _REVERSED = {"NONE": "NONE", "FORWARD": "BACKWARD", "BACKWARD": "FORWARD"}
 
 
+@api_boundary
 def propagation_barrier(x: Any, allowed_direction: str = "NONE") -> Any:
     """Keeps shardings from propagating between an array and the uses of the result: `sdy.propagation_barrier`.
 
@@ -37,6 +39,9 @@ def propagation_barrier(x: Any, allowed_direction: str = "NONE") -> Any:
         >>> after = sdy.partition(lambda h: jnp.tanh(propagation_barrier(h)), mesh=mesh, in_shardings=P("data"))
         >>> after.plan(jnp.ones((8, 4))).results[0].type  # what follows knows nothing of how `h` is sharded
         'f32[8,4]'
+
+    See also:
+        `sharding_constraint`: states a sharding instead.
 
     Source: the SDY dialect reference, `sdy.propagation_barrier`.
     """

@@ -25,11 +25,13 @@ from sdy_jax.annotate.constraints import stated_here
 from sdy_jax.annotate.identity import PrimitiveParameters
 from sdy_jax.annotate.site import current_mesh
 from sdy_jax.annotate.specs import check_reduction
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.verify_collectives import verify_own_attributes
 
 
+@api_boundary
 def all_gather(x: Any, gathering_axes: AxisNameLists, sharding: Any = None) -> Any:
     """Gathers blocks along axes: `sdy.all_gather`.
 
@@ -53,11 +55,16 @@ def all_gather(x: Any, gathering_axes: AxisNameLists, sharding: Any = None) -> A
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8@data,4]'
 
+    See also:
+        `all_slice`: the other way.
+        `sdy_jax.shard.all_gather`: of local arrays.
+
     Source: the SDY dialect reference, `sdy.all_gather`.
     """
     return _on_leaves(per_dimension("all_gather", gathering_axes), x, sharding)
 
 
+@api_boundary
 def all_slice(x: Any, slicing_axes: AxisNameLists, sharding: Any = None) -> Any:
     """Splits blocks further, without communication: `sdy.all_slice`.
 
@@ -78,11 +85,15 @@ def all_slice(x: Any, slicing_axes: AxisNameLists, sharding: Any = None) -> Any:
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8@(data,model),4]'
 
+    See also:
+        `all_gather`: the other way.
+
     Source: the SDY dialect reference, `sdy.all_slice`.
     """
     return _on_leaves(per_dimension("all_slice", slicing_axes), x, sharding)
 
 
+@api_boundary
 def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]], sharding: Any = None) -> Any:
     """Moves axes from dimensions to others: `sdy.all_to_all`.
 
@@ -103,12 +114,16 @@ def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8,4@model]'
 
+    See also:
+        `reshard`: any move, as the planner chooses it.
+
     Source: the SDY dialect reference, `sdy.all_to_all`.
     """
     moves = tuple(map(move, listed(params, "all_to_all", '[(["a"], 0, 1)]')))
     return _on_leaves(SdyCollective("all_to_all", params=moves), x, sharding)
 
 
+@api_boundary
 def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
     """Sends whole blocks to other devices: `sdy.collective_permute`.
 
@@ -130,11 +145,15 @@ def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
         >>> f.plan(jnp.ones((8, 4))).results[0].type
         'f32[8@(model,data),4]'
 
+    See also:
+        `reshard`: any move, as the planner chooses it.
+
     Source: the SDY dialect reference, `sdy.collective_permute`.
     """
     return _on_leaves(SdyCollective("collective_permute"), x, sharding, out_sharding)
 
 
+@api_boundary
 def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = None, *, reduction: str = "sum") -> Any:
     """Adds up, or combines otherwise, what an unreduced array holds along axes: `sdy.all_reduce`.
 
@@ -161,11 +180,15 @@ def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = 
         >>> f(jnp.ones((8, 4)), jnp.ones((4, 4)))[0].tolist()
         [4.0, 4.0, 4.0, 4.0]
 
+    See also:
+        `reduce_scatter`: with a scattered result.
+
     Source: the SDY dialect reference, `sdy.all_reduce`.
     """
     return _on_leaves(flat("all_reduce", reduction_axes), x, sharding, reduction=reduction)
 
 
+@api_boundary
 def reduce_scatter(x: Any, reduce_scatter_axes: AxisNameLists, sharding: Any = None, *, reduction: str = "sum") -> Any:
     """Combines what an unreduced array holds along axes, and leaves a block on each device: `sdy.reduce_scatter`.
 
@@ -189,11 +212,15 @@ def reduce_scatter(x: Any, reduce_scatter_axes: AxisNameLists, sharding: Any = N
         >>> f.plan(jnp.ones((8, 4)), jnp.ones((4, 4))).results[0].type
         'f32[8@data,4@model]'
 
+    See also:
+        `all_reduce`: with the whole result everywhere.
+
     Source: the SDY dialect reference, `sdy.reduce_scatter`.
     """
     return _on_leaves(per_dimension("reduce_scatter", reduce_scatter_axes), x, sharding, reduction=reduction)
 
 
+@api_boundary
 def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any = None) -> Any:
     """Makes a replicated array unreduced along axes, without communication: `sdy.replicated_to_unreduced`.
 
@@ -216,11 +243,16 @@ def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any
         >>> sdy.partition(added, mesh=mesh)(jnp.ones(4)).tolist()
         [1.0, 1.0, 1.0, 1.0]
 
+    See also:
+        `sharded_to_unreduced`: of a value that is split.
+        `all_reduce`: the other way.
+
     Source: the SDY dialect reference, `sdy.replicated_to_unreduced`.
     """
     return _on_leaves(flat("replicated_to_unreduced", axes), x, sharding)
 
 
+@api_boundary
 def sharded_to_unreduced(x: Any, axes: AxisNameLists, sharding: Any = None) -> Any:
     """Makes a split array unreduced along the axes instead, without communication: `sdy.sharded_to_unreduced`.
 
@@ -240,6 +272,10 @@ def sharded_to_unreduced(x: Any, axes: AxisNameLists, sharding: Any = None) -> A
         ...     return all_reduce(sharded_to_unreduced(x, [["model"], []], sharding=P("model")), ["model"])
         >>> sdy.partition(whole, mesh=mesh)(jnp.ones((4, 2))).sum().item()
         8.0
+
+    See also:
+        `replicated_to_unreduced`: of a value that is whole.
+        `reduce_scatter`: the other way.
 
     Source: the SDY dialect reference, `sdy.sharded_to_unreduced`.
     """

@@ -36,6 +36,7 @@ from sdy_jax.annotate.specs import (
 )
 from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.ir.statements import WRITTEN
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
@@ -43,6 +44,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import own_type, typed_part
 
 
+@api_boundary
 def sharding_constraint(x: Any, sharding: Any) -> Any:
     """States how an intermediate array is to be sharded: `sdy.sharding_constraint`.
 
@@ -73,11 +75,16 @@ def sharding_constraint(x: Any, sharding: Any) -> Any:
         >>> layer.plan(jnp.ones((8, 4)), jnp.ones((4, 8))).results[0].type
         'f32[8@data,8@model]'
 
+    See also:
+        `reshard`: moves the value here.
+        `show_sharding`: says how it lies.
+
     Source: the compiler API reference, "Sharding Constraint".
     """
     return _stated_on_leaves("sharding_constraint", sharding_constraint_p, x, sharding, border=None)
 
 
+@api_boundary
 def reshard(x: Any, sharding: Any) -> Any:
     """Moves an array to another sharding at this very place: `sdy.reshard`.
 
@@ -101,11 +108,15 @@ def reshard(x: Any, sharding: Any) -> Any:
         >>> [c.kind for c in columns.plan(jnp.ones((8, 4))).collectives]
         ['all_to_all']
 
+    See also:
+        `sharding_constraint`: also says how what is before and after is sharded.
+
     Source: the SDY dialect reference, `sdy.reshard`.
     """
     return _stated_on_leaves("reshard", reshard_p, x, sharding)
 
 
+@api_boundary
 def data_flow_edge(x: Any, sharding: Any = None) -> Any:
     """States the sharding of everything that control flow passes on as one value: `sdy.data_flow_edge`.
 
@@ -132,6 +143,9 @@ def data_flow_edge(x: Any, sharding: Any = None) -> Any:
         ...     return data_flow_edge(jax.lax.fori_loop(0, 10, lambda i, x: jnp.sin(x), state), P("data"))
         >>> sdy.partition(run, mesh=mesh).plan(jnp.ones(8)).results[0].type
         'f32[8@data]'
+
+    See also:
+        `propagation_barrier`: keeps shardings from going on.
 
     Source: the SDY dialect reference, `sdy.data_flow_edge`.
     """

@@ -21,6 +21,7 @@ from sdy_jax.annotate.sharding_rules import Mapped, jvp_of, parsed_rule, with_fa
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, call_function
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.representation.verify import verify_rule
@@ -29,6 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@api_boundary
 def custom_op(
     fun: Callable[P, R], rule: OpShardingRule | str, *, reduction: str = "sum", padding: Any | None = None
 ) -> Callable[P, R]:
@@ -67,6 +69,9 @@ def custom_op(
         >>> rows = custom_op(lambda x, w: x @ w, "([i, k], [k, j])->([i, j]) {i=8, j=2, k=4} reduction={k}")
         >>> rows(jnp.ones((8, 4)), jnp.ones((4, 2))).shape
         (8, 2)
+
+    See also:
+        `with_sharding_rule`: for one op that XLA splits by itself.
 
     Source: the SDY dialect reference, `op_sharding_rule`.
     """

@@ -17,8 +17,10 @@ from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals.sharding_types import shard_alike_p
+from sdy_jax.jax_internals.tracebacks import api_boundary
 
 
+@api_boundary
 def sharding_group(x: Any, group_id: int) -> Any:
     """Puts an array into a sharding group: all members of a group are sharded alike: `sdy.sharding_group`.
 
@@ -43,6 +45,9 @@ def sharding_group(x: Any, group_id: int) -> Any:
         >>> plan.results[1].type
         'f32[8@data,4]'
 
+    See also:
+        `shard_alike`: of two arrays, without a number.
+
     Source: the compiler API reference, "Shard As"; the SDY dialect reference, `sdy.sharding_group`.
     """
     try:
@@ -56,6 +61,7 @@ def sharding_group(x: Any, group_id: int) -> Any:
     return jax.tree.unflatten(tree, _grouped(leaves, group_id, paths))
 
 
+@api_boundary
 def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
     """Shards two arrays in the same way, whatever that way is: a sharding group of their own.
 
@@ -76,6 +82,9 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
         ...     return shard_alike(x, jnp.zeros_like(x))
         >>> sdy.partition(zeros, mesh=mesh, in_shardings=P("data")).plan(jnp.ones((8, 4))).results[1].type
         'f32[8@data,4]'
+
+    See also:
+        `sharding_group`: of any number of arrays.
 
     Source: the compiler API reference, "Shard As".
     """

@@ -17,6 +17,7 @@ from sdy_jax.annotate.constraints import sharding_constraint_p, stated_here
 from sdy_jax.annotate.site import current_mesh, traced_manual_axes
 from sdy_jax.annotate.specs import PARTITION, specification
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import OPEN, DimensionSharding, TensorSharding
@@ -25,6 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@api_boundary
 def manual_computation(
     fun: Callable[P, R],
     *,
@@ -67,6 +69,10 @@ def manual_computation(
         ...     out_shardings='[{"model", ?}]',
         ...     manual_axes={"data"},
         ... )
+
+    See also:
+        `named_computation`: a region that is partitioned like what is around it.
+        `sdy_jax.shard`: collectives for the body.
 
     Source: the compiler API reference, "Manual Computation".
     """

@@ -19,6 +19,7 @@ from sdy_jax.annotate.site import Site, emission
 from sdy_jax.annotate.specs import Stated, with_dimension
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals.lowering import lower_region
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -33,6 +34,7 @@ def named_computation(fun: F, *, name: str | None = None, in_shardings: Any = No
 def named_computation(
     fun: str, *, name: str | None = None, in_shardings: Any = None, out_shardings: Any = None
 ) -> Callable[[F], F]: ...
+@api_boundary
 def named_computation(
     fun: Callable[..., Any] | str, *, name: str | None = None, in_shardings: Any = None, out_shardings: Any = None
 ) -> Any:
@@ -59,6 +61,9 @@ def named_computation(
         ... def attend(q, k, v):
         ...     return jax.nn.softmax(q @ k.T) @ v
         >>> mlp = named_computation(lambda x, w: jnp.tanh(x @ w), name="mlp", in_shardings=(P("data"), None))
+
+    See also:
+        `manual_computation`: a region that is written per device.
 
     Source: the SDY dialect reference, `sdy.named_computation`.
     """

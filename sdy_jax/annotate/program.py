@@ -44,6 +44,14 @@ class Program:
     the indices of the input leaves and results that are in the memory of the host. `types_elsewhere` has the types of
     results that are on another mesh with Explicit axes, None for all others. `uncut` is the function's mesh, where
     `mesh` cuts the axes of it.
+
+    Example:
+        program = sdy.load("model.mlir")
+        print(sdy.partition(program).plan(*program.in_info))
+
+    See also:
+        `load`, `loads`: make it.
+        `partition`: takes it like a function.
     """
 
     module: ir.Operation

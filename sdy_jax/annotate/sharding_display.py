@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from sdy_jax.errors import ArgumentError, with_article
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.type_text import array_text
 
 
+@api_boundary
 def show_sharding(x: Any, name: str = "", *, show: Callable[[str], Any] = print) -> None:
     """Says how an array lies, once, when the function around it is planned: by `plan`, or before its first call.
 
@@ -22,16 +27,28 @@ def show_sharding(x: Any, name: str = "", *, show: Callable[[str], Any] = print)
         name: what the line calls it.
         show: is called with a line per array.
 
+    Returns:
+        None; the function goes on with `x`.
+
+    Raises:
+        ArgumentError: `x` holds something that is no array.
+
     Example:
         @sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
         def layer(x, w):
             h = x @ w
             sdy.show_sharding(h, "h")  # h at model.py:5: f32[64@data,256@model], f32[32,64] on each device
             return jax.nn.relu(h)
+
+    See also:
+        `Plan.why`: why it lies so.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         own = name + jax.tree_util.keystr(path)
-        jax.debug.inspect_array_sharding(leaf, callback=Shown(own, array_text(jax.typeof(leaf)), show))
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.number, int, float, complex)):
+            path_ = f"x{jax.tree_util.keystr(path)}"
+            raise ArgumentError(f"show_sharding: `{path_}` is {with_article(type(leaf))}; expected an array")
+        jax.debug.inspect_array_sharding(jnp.asarray(leaf), callback=Shown(own, array_text(jax.typeof(leaf)), show))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -16,6 +16,7 @@ from sdy_jax.annotate import regions
 from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.rule_text import parse_rule
@@ -25,6 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@api_boundary
 def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Callable[P, R]:
     """Says how the one op that a function consists of can be split: `sdy.sharding_rule`.
 
@@ -50,6 +52,9 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
         ...     "([i, j])->([i, j]) {i=8, j=16} need_replication={j}",
         ... )
 
+    See also:
+        `custom_op`: also says how blocks are computed.
+
     Source: the SDY dialect reference, `op_sharding_rule`.
     """
     if not callable(fun):
@@ -69,13 +74,16 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
     return call
 
 
+_FORM = "a rule is as SDY writes it: ([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}"
+
+
 def parsed_rule(rule: Any, function: str, title: str) -> OpShardingRule:
     """A rule, or its text, that a user gave to one of our functions for one of theirs."""
     if isinstance(rule, str):
         try:
             return parse_rule(rule)
         except ParseError as error:
-            raise ParseError(f"{function} of `{title}`: {error}") from None
+            raise ParseError(f"{function} of `{title}`: {error}\n{_FORM}") from None
     if not isinstance(rule, OpShardingRule):
         raise ShardingError(f"{function} of `{title}` got a {type(rule).__name__}; expected a rule or its text")
     return rule

@@ -21,7 +21,7 @@ from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.site import Site
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
-from sdy_jax.representation.named import AnyMesh, from_partition_spec, mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, entry_names, from_partition_spec, mesh_from_jax
 from sdy_jax.representation.sharding import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
@@ -73,6 +73,11 @@ def specification(spec: Any, place: str) -> Stated:
             raise no_sharding_text(spec, place, error) from None
     if spec is AUTO:
         raise ShardingError(f"{place} is AUTO, which only in_shardings and out_shardings of partition can be; state it")
+    if isinstance(spec, PartitionSpec) and any(AUTO in entry_names(entry) for entry in spec):
+        raise ShardingError(
+            f"{place}: {spec} has AUTO for a dimension; to fix: write P.UNCONSTRAINED for a dimension that propagation "
+            "decides, or, in in_shardings and out_shardings, sdy.AUTO in place of the whole PartitionSpec"
+        )
     if not isinstance(spec, Stated):
         raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
     return spec

@@ -30,6 +30,9 @@ def strict(*axes: str, on_move: str = "error") -> Iterator[None]:
         axes: names of mesh axes.
         on_move: "error", or "warn" for a `PartitionWarning`.
 
+    Returns:
+        A context manager.
+
     Raises:
         ShardingError: the mesh has no such axis.
         SdyError: there are no axes, or `on_move` is something else.
@@ -39,6 +42,9 @@ def strict(*axes: str, on_move: str = "error") -> Iterator[None]:
         def layer(x, w):
             with sdy.strict("model"):
                 return sdy.reshard(x @ w, P("data"))  # without reshard: the sum over `model` is an error
+
+    See also:
+        `Budget`: what plans may send and hold.
     """
     if not axes or on_move not in ON_MOVE:
         given = ", ".join([*map(repr, axes), f"on_move={on_move!r}"])

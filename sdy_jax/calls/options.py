@@ -111,13 +111,20 @@ class Options:
         if not isinstance(self.recompute, bool):
             raise SdyError(f"recompute={self.recompute!r}; expected True or False")
         if self.costs is not None and not isinstance(self.costs, CostModel):
-            raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
+            example = (
+                f"CostModel.of_machine({self.costs!r}, mesh)"
+                if isinstance(self.costs, str)
+                else "CostModel.of_mesh(mesh)"
+            )
+            raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel, such as {example}")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
             given = with_article(type(self.compiler_options))
             raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
         check_meshes(meshes_of(self.mesh), (self.in_shardings, self.out_shardings), self.costs)
         if self.budget is not None and not isinstance(self.budget, Budget):
-            raise SdyError(f"budget is {with_article(type(self.budget))}; expected a sdy_jax.Budget")
+            raise SdyError(
+                f"budget is {with_article(type(self.budget))}; expected a sdy_jax.Budget, as Budget(wire_bytes='10MiB')"
+            )
         is_several = isinstance(self.strict, (tuple, list)) and all(isinstance(axis, str) for axis in self.strict)
         if self.strict is not None and not isinstance(self.strict, str) and not is_several:
             raise SdyError(f"strict={self.strict!r}; expected the name of a mesh axis, or several")

@@ -11,9 +11,11 @@ import jax
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.meshes import mesh_with_device
+from sdy_jax.calls.misused_options import with_known_options
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.contracts.budget import Budget
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.loading.loaded_function import prepared
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
@@ -35,6 +37,8 @@ def partition(fun: Program, **options: Unpack[Keywords]) -> PartitionedFunction[
 def partition(fun: None = None, **options: Unpack[Keywords]) -> Decorator: ...
 
 
+@api_boundary
+@with_known_options(tuple(Keywords.__annotations__))
 def partition(
     fun: Callable[..., Any] | Program | None = None,
     *,
@@ -155,6 +159,11 @@ def partition(
         >>> @partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
         ... def layer(x, w):
         ...     return jax.nn.relu(x @ w)
+
+    See also:
+        `PartitionedFunction`: what it returns.
+        `Plan`: what will run.
+        `rules`, `fsdp`, `tensor_parallel`, `like`: shardings of whole models.
     """
     options = Options(
         mesh_with_device(mesh, device, backend),
@@ -183,7 +192,7 @@ def partition(
         like,
     )
     if fun is None:
-        return lambda f: PartitionedFunction(f, options)
+        return api_boundary(lambda f: PartitionedFunction(f, options))
     if isinstance(fun, Program):
         fun, told = prepared(fun, mesh, in_shardings, out_shardings)
         options = dataclasses.replace(options, **told)

@@ -23,11 +23,13 @@ from sdy_jax.calls.out_of_memory import explain_if_uncaught
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
+from sdy_jax.calls.shapes_for_arrays import explaining_shapes
 from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals.dispatch import with_cache_miss
 from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
@@ -46,6 +48,16 @@ class PartitionedFunction(Generic[P, R]):
 
     Under another partitioned function's trace it is inlined, and its shardings become sharding constraints. In the body
     of a `jax.shard_map`, on blocks, it is what `jax.jit` makes of the function.
+
+    Example:
+        step = sdy.partition(update, mesh=mesh, in_shardings=(specs, P("data")))
+        print(step.plan(state, batch))  # arrays, or ShapeDtypeStructs
+        state = step(state, batch)
+        compiled = step.lower(state, batch).compile()
+
+    See also:
+        `partition`: makes it.
+        `Plan`: what `plan` returns.
     """
 
     # Each object has a `__call__` of its own, a function of jit's C++: a frame of Python before it would take 0.3 us of
@@ -88,15 +100,21 @@ class PartitionedFunction(Generic[P, R]):
         """As an attribute of a class it is a method."""
         return self if instance is None else types.MethodType(self, instance)
 
+    @api_boundary
+    @explaining_shapes
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
         return self._special.staged("trace", self._traced, args, kwargs)  # type: ignore[no-any-return]
 
+    @api_boundary
+    @explaining_shapes
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable. On a mesh without devices it takes
         them: `compile(device_assignment=...)`."""
         return self._special.staged("lower", self._lowered, args, kwargs)  # type: ignore[no-any-return]
 
+    @api_boundary
+    @explaining_shapes
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, with the shardings that are stated for them; nothing is run. Those on Explicit axes
         have shardings, which need a plan."""
@@ -114,6 +132,8 @@ class PartitionedFunction(Generic[P, R]):
         self._special.forget()
         self._called.clear_cache()
 
+    @api_boundary
+    @explaining_shapes
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
 
@@ -160,12 +180,14 @@ class PartitionedFunction(Generic[P, R]):
         new._function.source = self._function.source
         return new
 
+    @api_boundary
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         """Checks static arguments, which jit's C++ takes before it asks us for anything."""
         self._function.split(args, kwargs)
         self.__call__ = self._call  # type: ignore[method-assign]
         return self._call(*args, **kwargs)
 
+    @api_boundary
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
         if (mesh := traced_on()) is not None:

@@ -6,6 +6,7 @@ runs, and jax with it, so that `--help` is quick.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -24,11 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit status: 0, 1 where the input is bad, 2 where the options are."""
     if sys.stdout is None:  # it is closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    options = option_parser().parse_args(arguments)
+    parser = option_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
     try:
-        status = int(import_module(f"sdy_jax.commands.{options.command}").run(options))
-        sys.stdout.flush()
-        return status
+        return _run(options)
     except SdyError as error:
         terminal.print_error(error)
         return 2 if isinstance(error, UsageError) else 1
@@ -47,3 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         terminal.print_error(SdyError(described_bug(error)))
         return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = import_module(f"sdy_jax.commands.{options.command}")
+    with import_module("sdy_jax.jax_internals.tracebacks").unfiltered():  # for `described_bug`
+        status = int(command.run(options))
+    sys.stdout.flush()
+    return status

@@ -6,11 +6,13 @@ import argparse
 
 from sdy_jax.commands import UsageError
 from sdy_jax.contracts.budget import Budget
-from sdy_jax.contracts.check import check
+from sdy_jax.contracts.check import Advice, check
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import load_plan
 from sdy_jax.plan.record.record import PlanRecord
+
+_ADVICE = Advice("sdy-jax plan without --budget", "with --fixes")
 
 _BYTES = ("wire_bytes", "memory")
 
@@ -40,7 +42,7 @@ class Demands:
         Raises:
             ContractError: the plan breaks its budget.
         """
-        check(plan, self._budget, ())
+        check(plan, self._budget, (), _ADVICE)
 
 
 def show_saved(file: str, options: argparse.Namespace) -> None:
@@ -49,7 +51,7 @@ def show_saved(file: str, options: argparse.Namespace) -> None:
     Raises:
         UsageError: options ask for what only the program can answer.
     """
-    asked = [f"--{name}" for name in _OF_PROGRAMS if getattr(options, name)]
+    asked = [f"--{name.replace('_', '-')}" for name in _OF_PROGRAMS if getattr(options, name)]
     if asked:
         raise UsageError(f"{asked[0]} needs the program, {file} is a saved plan of it; to fix: name the program")
     plan, demands = load_plan(file), Demands(options)
@@ -62,7 +64,8 @@ def show_saved(file: str, options: argparse.Namespace) -> None:
 
 
 _SHARDINGS = ("in_shardings", "out_shardings")
-_OF_PROGRAMS = ("why", "fixes", "stage", "python", "save", "budget", "topology", "mesh", "args", *_SHARDINGS)
+_ARGUMENTS = ("args", "args_from")
+_OF_PROGRAMS = ("why", "fixes", "stage", "python", "save", "budget", "topology", "mesh", *_ARGUMENTS, *_SHARDINGS)
 
 
 def budget_of(text: str) -> Budget:

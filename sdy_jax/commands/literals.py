@@ -14,11 +14,9 @@ from jax.sharding import PartitionSpec
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.commands import UsageError
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.type_text import long_dtype_name
 
 _EMPTY = re.compile(r"\b(\w+)\[\s*\]")
-_SHORT = re.compile(r"(bf|f|i|s|u|c)(\d+)")
-_KINDS = {"bf": "bfloat", "f": "float", "i": "int", "s": "int", "u": "uint", "c": "complex"}
-_DTYPES = {"pred": "bool", "i1": "bool"}
 
 
 def parse_mesh(text: str) -> Mesh:
@@ -119,9 +117,7 @@ def _type(node: ast.expr) -> Any:
 
 
 def _dtype(node: ast.Name) -> Any:
-    short = _SHORT.fullmatch(node.id)
-    name = f"{_KINDS[short[1]]}{short[2]}" if short else _DTYPES.get(node.id, node.id)
     try:
-        return jnp.dtype(name)
+        return jnp.dtype(long_dtype_name(node.id))
     except TypeError:
         raise _Unknown(node, "no element type:") from None

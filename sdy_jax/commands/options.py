@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 
 from sdy_jax.commands.described_platforms import EXAMPLE, FORMS
+from sdy_jax.version import __version__
 
 _MAIN = """\
 Shardy's tensor partitioning in Python, on JAX.
 
   sdy-jax opt --pipeline propagation-pipeline model.mlir         run passes on a module
   sdy-jax plan model.mlir                                        read which collectives it needs, and why
+  sdy-jax plan train.py:step --mesh data=8 --args-from example   likewise of a function, for the arguments of example()
   sdy-jax run model.mlir --inputs in.npz --outputs out.npz       run it, on real or virtual devices
   sdy-jax verify model.mlir                                      compare it with the program on one device
   sdy-jax doctor                                                 check this installation
@@ -53,6 +55,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan model.bin --mesh data=2,model=4 \\
       --in-shardings "P('data'), {{'up': P(None, 'model'), 'down': P('model')}}"
   sdy-jax plan train.py:step --mesh data=8 --args "f32[64,128], f32[128,10]" --in-shardings "P('data'), None"
+  sdy-jax plan train.py:step --mesh data=8 --args-from train.py:example   types from a function that returns arguments
   sdy-jax plan train.py:step --mesh data=8 --mesh data=4,model=2 --in-shardings AUTO ...   on the better one of both
   sdy-jax plan model.mlir --why result                      why the result is sharded as it is
   sdy-jax plan model.mlir --stage partitioned               the module with its collectives
@@ -112,7 +115,7 @@ def option_parser() -> argparse.ArgumentParser:
         prog="sdy-jax", description=_MAIN, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version of sdy_jax")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_opt(_command(commands, "opt", "apply passes to a module and print it", _OPT))
     _add_plan(_command(commands, "plan", "print the plan of a program", _PLAN))
     _add_run(_command(commands, "run", "run a program, partitioned", _RUN))
@@ -124,9 +127,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print("sdy_jax", version("sdy_jax"))
+        print("sdy_jax", __version__)
         parser.exit()
 
 
@@ -265,11 +266,18 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
         "dicts of them",
     )
     parser.add_argument("--out-shardings", metavar="SPECS", help="likewise for the results")
-    parser.add_argument(
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
         "--args",
         metavar="TYPES",
         help="the types of a function's arguments, or of those of a program with symbolic shapes: f32[64,128], "
         "bf16[8], i32[], or tuples, lists and dicts of them",
+    )
+    given.add_argument(
+        "--args-from",
+        metavar="FUNCTION",
+        help="a function without parameters that returns the arguments as a tuple, arrays or jax.ShapeDtypeStructs: "
+        "module:function, file.py:function, or the name of one beside the program; only run computes what it returns",
     )
     parser.add_argument(
         "--drop-shardings", action="store_true", help="forget the shardings and meshes that a file has by itself"

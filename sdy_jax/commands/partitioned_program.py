@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import math
-import os
-import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,8 +18,9 @@ from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.commands import UsageError, devices
 from sdy_jax.commands.failures import explained
-from sdy_jax.commands.literals import parse_mesh, parse_shardings, parse_types
-from sdy_jax.errors import SdyError
+from sdy_jax.commands.given_arguments import given_arguments
+from sdy_jax.commands.literals import parse_mesh, parse_shardings
+from sdy_jax.commands.user_functions import UserModules, check_no_python, module_and_name
 from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.graph import Value
 from sdy_jax.loading.load import load
@@ -45,8 +40,6 @@ _PARTITIONING = ("in_shardings", "out_shardings", "pin", *_CHOICES)
 
 _OF_PLAIN_FUNCTIONS = ("mesh", "topology", "donate", *_PARTITIONING)
 """The options that a function which is partitioned already has no use for."""
-
-_FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 @dataclass(frozen=True)
@@ -95,14 +88,13 @@ def job_of(options: argparse.Namespace) -> Job:
     Raises:
       SdyError: the program cannot be read or found, or the options do not fit it.
     """
-    match = _FUNCTION.fullmatch(options.program)
-    if match and not os.path.exists(options.program):
-        return _function_job(match["module"], match["name"], options)
-    return _file_job(options)
+    function = module_and_name(options.program)
+    return _function_job(*function, options) if function else _file_job(options)
 
 
 def _file_job(options: argparse.Namespace) -> Job:
     with explained(_file_name(options)):
+        check_no_python(options.program)
         program = load(options.program, shardings=not options.drop_shardings, any_platform=options.any_platform)
     if is_local(program.module):
         return _local_job(program, options)
@@ -111,8 +103,8 @@ def _file_job(options: argparse.Namespace) -> Job:
     with jax.enable_x64(True), explained(_file_name(options)):
         function = _partitioned(program, [mesh], options)
         args, kwargs = jax.tree.unflatten(program.in_tree, program.in_info)
-    if options.args:
-        args, kwargs = parse_types(options.args, "--args"), {}
+    if (given := given_arguments(options, UserModules())) is not None:
+        args, kwargs = given, {}
     return Job(function, args, kwargs, _file_name(options), program)
 
 
@@ -131,8 +123,7 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
         with jax.enable_x64(True):
             function = run_local(program, on_devices)
         infos = tuple(_stacked(value, mesh.size) for value in function.arguments)
-    if options.args:
-        infos = tuple(parse_types(options.args, "--args"))
+    infos = given_arguments(options, UserModules()) or infos
     return Job(function, infos, {}, _file_name(options), program, on_devices)
 
 
@@ -228,51 +219,18 @@ def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
     meshes = [parse_mesh(text) for text in options.mesh or ()]
     sizes = [mesh.size for mesh in meshes]
     _request(options, max(options.devices or 1, *sizes, 1))  # before the module makes arrays
+    modules = UserModules()
     with explained(options.program):
-        function = _found(module, name)
+        function = modules.function(module, name)
     if not isinstance(function, PartitionedFunction):
         function = _partitioned(function, meshes or [_mesh(options)], options)
     elif any(getattr(options, name, None) for name in _OF_PLAIN_FUNCTIONS):
         *others, last = map(_flag, _OF_PLAIN_FUNCTIONS)
         raise UsageError(f"{options.program} is partitioned already; leave out {', '.join(others)} and {last}")
-    if not options.args:
-        raise UsageError(f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]"')
-    return Job(function, parse_types(options.args, "--args"), {}, options.program)
-
-
-def _found(module: str, name: str) -> Callable[..., Any]:
-    """The function of a module, which is imported."""
-    value = _imported(module)
-    for part in name.split("."):
-        if not hasattr(value, part):
-            known = ", ".join(n for n, v in vars(value).items() if callable(v) and not n.startswith("_"))
-            raise SdyError(f"{module} has no {part!r}; it has {known or 'no functions'}")
-        value = getattr(value, part)
-    if not callable(value):
-        raise SdyError(f"{module}:{name} is a {type(value).__name__}; expected a function")
-    return value
-
-
-def _module_called(name: str) -> Any:
-    sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # what the module imports
-        raise SdyError(f"there is no module {error.name!r}, neither installed nor in {os.getcwd()}") from None
-
-
-def _imported(module: str) -> Any:
-    if not module.endswith(".py"):
-        return _module_called(module)
-    if not os.path.exists(module):
-        raise SdyError("No such file or directory")
-    sys.path.insert(0, str(Path(module).resolve().parent))
-    spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot read {module}")
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
+    args = given_arguments(options, modules)
+    if args is None:
+        raise UsageError(
+            f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]", or --args-from '
+            f"{module}:NAME, a function that returns them"
+        )
+    return Job(function, args, {}, options.program)

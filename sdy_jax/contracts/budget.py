@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sdy_jax.errors import SdyError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.plan.record.counts import check_kinds, listed
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.representation.type_text import bytes_of_text, bytes_text
@@ -34,6 +35,10 @@ class Budget:
     Example:
         >>> Budget(wire_bytes="10MiB", forbid=("all_gather",), axes={"model": ("all_reduce",)}).wire_bytes
         10485760.0
+
+    See also:
+        `strict`: where bytes may move.
+        `partition`: its `budget`.
     """
 
     wire_bytes: int | float | str | None = None
@@ -41,6 +46,7 @@ class Budget:
     forbid: Sequence[str] = ()
     axes: Mapping[str, Sequence[str]] | None = None
 
+    @api_boundary
     def __post_init__(self) -> None:
         for name in ("wire_bytes", "memory"):
             given = getattr(self, name)

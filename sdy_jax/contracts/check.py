@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.contracts.implicit_moves import unasked
@@ -15,13 +16,24 @@ _MOST_TO_FIX = 200
 should not come minutes late."""
 
 
-def check(plan: Plan, budget: Budget | None, strict: Sequence[str]) -> None:
+class Advice(NamedTuple):
+    """Where one reads more: what shows the plan, and what looks for changes."""
+
+    plan: str
+    fixes: str
+
+
+IN_PYTHON = Advice("print(error.plan)", "error.plan.fixes")
+
+
+def check(plan: Plan, budget: Budget | None, strict: Sequence[str], advice: Advice = IN_PYTHON) -> None:
     """Checks a plan that was made.
 
     Args:
         plan: the plan.
         budget: what it may send and hold.
         strict: the axes along which nothing may move unasked, beside those of `sdy.strict` inside of the function.
+        advice: where the reader of an error reads more.
 
     Raises:
         ContractError: it does more than it may.
@@ -34,7 +46,7 @@ def check(plan: Plan, budget: Budget | None, strict: Sequence[str]) -> None:
     problems = unasked(plan, strict)
     spent = list(budget.problems(plan, recorded_collectives(plan))) if budget is not None else []
     if problems or spent:
-        raise _error(plan, [*problems, *spent, *(_advice(plan) if spent else [])])
+        raise _error(plan, [*problems, *spent, *(_advice(plan, advice) if spent else [])])
 
 
 def _error(plan: Plan, problems: Sequence[str]) -> ContractError:
@@ -45,9 +57,9 @@ def _error(plan: Plan, problems: Sequence[str]) -> ContractError:
     return error
 
 
-def _advice(plan: Plan) -> list[str]:
+def _advice(plan: Plan, advice: Advice) -> list[str]:
     """Changes that save bytes, and where to read more."""
     if len(plan.collectives) > _MOST_TO_FIX:
-        return ["to fix: print(error.plan) and error.plan.fixes say what causes it, and what would save bytes"]
+        return [f"to fix: {advice.plan} and {advice.fixes} say what causes it, and what would save bytes"]
     fixes = [f"  {fix}" for fix in plan.fixes]
-    return ["to fix:", *fixes] if fixes else ["to fix: print(error.plan), the plan, says what causes it"]
+    return ["to fix:", *fixes] if fixes else [f"to fix: {advice.plan} shows the plan, and what causes it"]

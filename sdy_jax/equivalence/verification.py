@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sdy_jax.equivalence.job import Fault, Outcome
+from sdy_jax.errors import VerificationError
 from sdy_jax.files.whole import explained, write_whole
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.plan.page.columns import aligned
 
 _RIGHT = ("same", "rounding")
@@ -50,14 +52,6 @@ class VerifiedCase:
         return (*place, *figures, f"{found.status}{like}{said}")
 
 
-class VerificationError(AssertionError):
-    """Partitioned programs do not compute what the plain function does; `verification` has what was found."""
-
-    def __init__(self, verification: Verification):
-        super().__init__(str(verification))
-        self.verification = verification
-
-
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found: a line per case, and the first wrong value. True where nothing differs.
@@ -66,6 +60,14 @@ class Verification:
         name: the function's.
         cases: in the order in which they ran.
         notes: what was left out, and why.
+
+    Example:
+        found = sdy.verify(step, state, batch)
+        print(found)
+        assert found
+
+    See also:
+        `verify`: makes it.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Verification:
         """What is wrong first, in each case that was looked into."""
         return tuple(case.outcome.fault for case in self.cases if case.outcome.fault is not None)
 
+    @api_boundary
     def raise_for_difference(self) -> Verification:
         """
         Returns:

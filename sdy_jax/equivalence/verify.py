@@ -23,6 +23,7 @@ from sdy_jax.equivalence.smaller import smaller_arguments
 from sdy_jax.equivalence.subject import Subjects, is_bound_here, subjects_of
 from sdy_jax.equivalence.verification import Verification, VerifiedCase
 from sdy_jax.errors import SdyError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.targets.registry import machines, usual_machines
 from sdy_jax.representation.mesh import Mesh
@@ -38,6 +39,7 @@ _SECONDS = 120.0
 Sizes = Mapping[str, int] | Mesh | AnyMesh
 
 
+@api_boundary
 def verify(
     fun: Callable[..., Any] | Program,
     *args: Any,
@@ -89,6 +91,9 @@ def verify(
     Example:
         step = sdy.partition(train_step, mesh=mesh, in_shardings=(None, P("data")))
         sdy.verify(step, state, batch).raise_for_difference()
+
+    See also:
+        `sdy_jax.testing.assert_same`: the same as one assertion, on one mesh.
     """
     with jax.enable_x64(True) if isinstance(fun, Program) else nullcontext():  # it says how many bits its types have
         function = _partitioned(fun, mesh, in_shardings, out_shardings, options)

@@ -11,6 +11,8 @@ from types import FrameType
 
 from jax.extend import source_info_util
 
+from sdy_jax.jax_internals.tracebacks import BOUNDARY
+
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 """The folder of this package. Its wings are links in it, and modules are imported through them."""
 
@@ -55,7 +57,8 @@ def raising_line(error: BaseException) -> str:
 
 
 def _is_of(frame: FrameType, packages: Sequence[str]) -> bool:
-    return frame.f_globals.get("__name__", "").split(".")[0] in packages
+    module: str = frame.f_globals.get("__name__", "")
+    return module == BOUNDARY or module.split(".")[0] in packages
 
 
 def _user_frame(*packages: str) -> tuple[FrameType, int]:

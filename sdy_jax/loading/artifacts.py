@@ -76,6 +76,11 @@ def contents(source: str | os.PathLike[str] | bytes) -> tuple[bytes, str]:
     if not isinstance(source, (str, os.PathLike)):
         raise ArgumentError(f"load got {with_article(type(source))}; expected a path, or the bytes of a program")
     name = os.fspath(source)
+    if str(name).endswith(".py") and os.path.isfile(name):
+        raise SourceError(
+            "this is Python; to fix: partition a function of it, on the command line as sdy-jax plan FILE.py:FUNCTION",
+            name,
+        )
     try:
         with open(name, "rb") as file:
             return file.read(), name
@@ -101,6 +106,8 @@ def recognise(data: bytes, file: str) -> ArtifactKind:
     for beginning, what in _OTHERS:
         if data.startswith(beginning):
             raise SourceError(f"this is {what}; expected {_SUPPORTED}", file)
+    if re.match(rb'\{\s*"', data):
+        raise SourceError(f"this is JSON, as saved plans are, which load_plan reads; expected {_SUPPORTED}", file)
     if _is_exported(data):
         return ArtifactKind.EXPORTED
     try:

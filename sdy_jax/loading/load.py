@@ -18,6 +18,7 @@ from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.loading.artifacts import ArtifactKind, binary_module, contents, damage_noticed, exported_of, recognise
 from sdy_jax.loading.drop_annotations import drop_annotations
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
@@ -28,6 +29,7 @@ from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.text.verified_module import text_module
 
 
+@api_boundary
 def load(
     source: str | os.PathLike[str] | bytes, *, shardings: bool = True, any_platform: bool = False, strict: bool = True
 ) -> Program:
@@ -39,30 +41,34 @@ def load(
     somebody made up.
 
     Args:
-      source: a path, `-` for standard input, or the bytes themselves. For text there is `loads`.
-      shardings: keep the shardings and meshes that the program has. Without them it can be partitioned on any mesh.
-      any_platform: let a `jax.export` file run on platforms that it was not exported for. Right where it holds nothing
-        but StableHLO; calls of a platform's libraries will not be found.
-      strict: refuse a `mesh.shard` of what another has annotated in the same way, which the dialect leaves undefined.
-        Else it reshards.
+        source: a path, `-` for standard input, or the bytes themselves. For text there is `loads`.
+        shardings: keep the shardings and meshes that the program has. Without them it can be partitioned on any mesh.
+        any_platform: let a `jax.export` file run on platforms that it was not exported for. Right where it holds
+            nothing but StableHLO; calls of a platform's libraries will not be found.
+        strict: refuse a `mesh.shard` of what another has annotated in the same way, which the dialect leaves undefined.
+            Else it reshards.
 
     Returns:
-      The program. `partition(program, mesh=...)` gives a function of its arguments: of a `jax.export` file those of the
-      exported function, trees included, else one array per argument of `@main`, called `arg0`, `arg1`, ... A mesh may
-      be left out where the program's shardings name one; shardings of its arguments and results hold where no others
-      are given.
+        The program. `partition(program, mesh=...)` gives a function of its arguments: of a `jax.export` file those of
+        the exported function, trees included, else one array per argument of `@main`, called `arg0`, `arg1`, ... A mesh
+        may be left out where the program's shardings name one; shardings of its arguments and results hold where no
+        others are given.
 
     Raises:
-      SdyError: the file is none of these, or damaged. Errors in text have the line and column.
+        SdyError: the file is none of these, or damaged. Errors in text have the line and column.
 
     Example:
-      >>> program = load(b'''
-      ... func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
-      ...   %y = stablehlo.tanh %x : tensor<8x4xf32>
-      ...   return %y : tensor<8x4xf32>
-      ... }''')
-      >>> program.inputs
-      ('arg0',)
+        >>> program = load(b'''
+        ... func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+        ...   %y = stablehlo.tanh %x : tensor<8x4xf32>
+        ...   return %y : tensor<8x4xf32>
+        ... }''')
+        >>> program.inputs
+        ('arg0',)
+
+    See also:
+        `loads`: of text.
+        `partition`: takes what it returns.
     """
     data, file = contents(source)
     kind = recognise(data, file)
@@ -74,28 +80,32 @@ def load(
     return program if shardings else _without_shardings(program)
 
 
+@api_boundary
 def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
     """A program from MLIR text: `load` for a string that is the program, not the path of one.
 
     Args:
-      text: StableHLO, with or without SDY and the mesh and shard dialects, whose ops may be in the pretty or in the
-        generic form.
-      shardings, strict: as for `load`.
+        text: StableHLO, with or without SDY and the mesh and shard dialects, whose ops may be in the pretty or in the
+            generic form.
+        shardings, strict: as for `load`.
 
     Returns:
-      The program. One on local arrays, which communicates itself, runs by `sdy_jax.shard.run_local(program)`.
+        The program. One on local arrays, which communicates itself, runs by `sdy_jax.shard.run_local(program)`.
 
     Raises:
-      SdyError: the text is wrong; with its line and column.
+        SdyError: the text is wrong; with its line and column.
 
     Example:
-      >>> program = loads('''
-      ... func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
-      ...   %y = stablehlo.tanh %x : tensor<8x4xf32>
-      ...   return %y : tensor<8x4xf32>
-      ... }''')
-      >>> program.inputs
-      ('arg0',)
+        >>> program = loads('''
+        ... func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+        ...   %y = stablehlo.tanh %x : tensor<8x4xf32>
+        ...   return %y : tensor<8x4xf32>
+        ... }''')
+        >>> program.inputs
+        ('arg0',)
+
+    See also:
+        `load`: of a file, or bytes of any kind.
     """
     if not isinstance(text, str):
         raise SdyError(

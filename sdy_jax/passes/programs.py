@@ -13,6 +13,7 @@ from sdy_jax.ir.context import new_context
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import copied, functions, op_names
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.passes.pipeline_text import WrittenPass, error_at, written_passes
 from sdy_jax.passes.pipelines import PIPELINES
 from sdy_jax.passes.registry import FLAG, PASSES, AllowedValues, Pass, as_keywords, checked, full_name, options_of
@@ -26,6 +27,7 @@ After = Callable[[Pass, ir.Operation], None]
 """What is called after each pass, with the pass and the module; it may look at the module, print or verify it."""
 
 
+@api_boundary
 def parse(pipeline: str) -> tuple[Pass, ...]:
     """The passes of a textual pipeline; one that names a pipeline has the passes of that.
 
@@ -101,6 +103,7 @@ def _check_bodies(module: ir.Operation) -> None:
 def run(program: Program, pipeline: Pipeline, after: After | None = None) -> Program: ...
 @overload
 def run(program: str, pipeline: Pipeline, after: After | None = None) -> str: ...
+@api_boundary
 def run(program: Program | str, pipeline: Pipeline, after: After | None = None) -> Program | str:
     """Runs passes on a program or on the text of a module.
 

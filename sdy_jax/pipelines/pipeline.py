@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
 from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_same_length, leaves_of, rounds_of
 from sdy_jax.pipelines.group_passes import Grouping
@@ -18,6 +19,7 @@ from sdy_jax.pipelines.schedules import pipeline_schedule
 from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
 
 
+@api_boundary
 def pipeline(
     layer: Callable[..., Any],
     weights: Any,
@@ -94,6 +96,9 @@ def pipeline(
         >>> weights, x = jax.numpy.ones((8, 16, 16)) / 16, jax.numpy.ones((32, 16))
         >>> pipeline(lambda w, x: jax.numpy.tanh(x @ w), weights, x, microbatches=4, mesh=mesh).shape
         (32, 16)
+
+    See also:
+        `pipeline_schedule`: the schedule as a table.
     """
     _check_batch(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)

@@ -283,6 +283,9 @@ def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int
         2 stages, 3 microbatches: a stage waits 25% of the time, and holds 3 microbatches at most
         stage 0  F0  F1    F2B0    B1  B2
         stage 1      F0B0  F1B1  F2B2
+
+    See also:
+        `pipeline`: what runs it.
     """
     if schedule not in SCHEDULES:
         near = difflib.get_close_matches(str(schedule), SCHEDULES, 1)

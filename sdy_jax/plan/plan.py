@@ -13,6 +13,7 @@ import numpy as np
 
 from sdy_jax.files.whole import whole_file
 from sdy_jax.ir.extensions import Extension
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.plan.answers import Answers
 from sdy_jax.plan.estimates.fingerprint import fingerprint_of
 from sdy_jax.plan.page.page import page_of
@@ -37,9 +38,28 @@ _FIXED_UNASKED = 150
 
 @dataclass(frozen=True, repr=False)
 class Plan(Answers):
-    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line."""
+    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line.
+
+    Attributes:
+        name, source: the function's, and the line at which it was partitioned.
+        arguments, results: the border, with a layout per leaf.
+        collectives: in the order in which they run, with bytes, axes and lines.
+        notes: what could not be split, and what that costs.
+        memory, time, wire_bytes: what a device holds, takes and sends.
+
+    Example:
+        plan = step.plan(state, batch)
+        print(plan)
+        print(plan.why("result"))
+        assert plan.wire_bytes < 1 << 20
+
+    See also:
+        `show`: in a notebook.
+        `load_plan`: from the file that `Plan.save` writes.
+    """
 
     @cached_property
+    @api_boundary
     def fixes(self) -> Sequence[Any]:
         """Fix-its: changes of one line of your code that save bytes on the wire or memory, those that save most first.
         Each was tried: the changed program was planned. That takes as long as the plan did for each change (up to
@@ -51,6 +71,7 @@ class Plan(Answers):
         """
         return FIXES.function(self)
 
+    @api_boundary
     def analyze(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function, and shows measured beside estimated: the time of a call, memory, and each collective where
         the profiler tells of it, with warnings where the cost model is off by more than 2 times. Like SQL's EXPLAIN
@@ -81,6 +102,7 @@ class Plan(Answers):
         """
         return fingerprint_of(self.program.mesh, self.collectives)
 
+    @api_boundary
     def record(self, steps: bool = False, choices: bool = False) -> PlanRecord:
         """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared.
 
@@ -105,6 +127,7 @@ class Plan(Answers):
     def _choices(self) -> RecordedChoices | None:
         return choices_of(self)
 
+    @api_boundary
     def save(self, path: str | os.PathLike[str], steps: bool = False) -> None:
         """Writes the plan to a file, as JSON, which `sdy.load_plan` reads without the function or its source, and
         `sdy.partition(plan=path)` runs.
@@ -121,6 +144,7 @@ class Plan(Answers):
         """
         save_plan(self.record(steps, choices=True), path)
 
+    @api_boundary
     def diff(self, other: Plan | PlanRecord) -> PlanDiff:
         """What changed between another plan and this one: which collectives and values, which changed annotation or
         line caused it, and what it costs. Edits elsewhere do not count: comments, names of variables, lines that moved.
@@ -136,6 +160,7 @@ class Plan(Answers):
         """
         return diff(other, self)
 
+    @api_boundary
     def assert_collectives(self, **expected: int) -> None:
         """Asserts how often collectives of some kinds run per call: loops count once per trip, conditionals as the
         branch that sends most. Kinds that are left out may run as often as they like.
@@ -149,6 +174,7 @@ class Plan(Answers):
         """
         self.record().assert_collectives(**expected)
 
+    @api_boundary
     def to_html(self, path: str | os.PathLike[str], against: Plan | PlanRecord | None = None) -> None:
         """Writes the plan as a page to explore: the program as a tree of scopes and source lines and as a graph, how
         each value lies on the devices and why, collectives with their bytes and times, what is held in memory when,
@@ -166,6 +192,7 @@ class Plan(Answers):
         """
         self.record(steps=True).to_html(path, against.record(steps=True) if isinstance(against, Plan) else against)
 
+    @api_boundary
     def to_python(self, path: str | os.PathLike[str] | None = None) -> str:
         """The program as a Python module that needs jax and numpy only: what each device runs, as lax calls in
         `jax.shard_map`, and a function of whole arrays that has the planned function's name, arguments and results.

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.locations import short_source
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, NotHeld
@@ -36,6 +37,7 @@ WHY_NOT_LAYOUT: Extension[Callable[[Any, str, PartitionSpec], WhyNot]] = Extensi
 class Questions(PlanFacts):
     """The questions that `Plan` answers."""
 
+    @api_boundary
     def why(self, value: str | CollectiveRecord | RecordedCollective) -> Why:
         """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from; or why
         a collective runs.
@@ -95,6 +97,7 @@ class Questions(PlanFacts):
         layouts were not chosen for the whole program."""
         return self.findings.constraints
 
+    @api_boundary
     def why_not(self, value: str, axis: str | PartitionSpec, dim: int | None = None) -> WhyNot:
         """What keeps a value from being split along a mesh axis, or from a layout.
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.errors import PartitionWarning, UnsupportedError
 from sdy_jax.ir.hidden_frames import users_stack_level
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.plan.held import TO_HOLD_LESS
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 _LISTED = 5
 """Lines of a warning. Chosen: for a reader."""
-
-
-class PartitionWarning(UserWarning):
-    """Something moves or is computed whole because it cannot be split, an argument is moved because it lies otherwise
-    than stated, or a program takes more memory than a device has; it names the op, the argument or the largest values,
-    and the source line."""
 
 
 def report_notes(notes: Sequence[Note], on_unknown: str) -> None:

@@ -19,7 +19,19 @@ from sdy_jax.representation.hash_once import hash_once
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
-    """A named axis of a mesh and the number of devices along it."""
+    """A named axis of a mesh and the number of devices along it.
+
+    Attributes:
+        name: the axis.
+        size: the number of devices along it.
+
+    Example:
+        >>> MeshAxis("data", 2).size
+        2
+
+    See also:
+        `Mesh`: what holds them.
+    """
 
     name: str
     size: int
@@ -34,6 +46,17 @@ class Mesh:
     """An ordered list of axes, and the device at each position (row-major) where that is not the identity.
 
     No axes and one device id is a *maximal* mesh (the whole value on that device); no axes and no ids is *empty*.
+
+    Attributes:
+        axes: the axes, major to minor.
+        device_ids: the device at each position, empty where that is the identity.
+
+    Example:
+        >>> Mesh.of(data=2, model=4).size
+        8
+
+    See also:
+        `jax.make_mesh`: a mesh with its devices, which `partition` takes as well.
     """
 
     axes: tuple[MeshAxis, ...]
@@ -46,6 +69,7 @@ class Mesh:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
+        """The size of each axis by its name."""
         return {axis.name: axis.size for axis in self.axes}
 
     @cached_property
@@ -55,18 +79,22 @@ class Mesh:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
+        """The names of the axes, major to minor."""
         return tuple(axis.name for axis in self.axes)
 
     @cached_property
     def size(self) -> int:
+        """The number of devices."""
         return math.prod(axis.size for axis in self.axes)
 
     @property
     def is_maximal(self) -> bool:
+        """Whether it is one device on which a value is whole."""
         return not self.axes and len(self.device_ids) == 1
 
     @property
     def is_empty(self) -> bool:
+        """Whether it has neither axes nor devices."""
         return not self.axes and not self.device_ids
 
     def __str__(self) -> str:
@@ -84,6 +112,7 @@ class SubAxisInfo:
 
     @property
     def next_pre_size(self) -> int:
+        """The `pre_size` of the part that is minor to it."""
         return self.pre_size * self.size
 
     def __str__(self) -> str:
@@ -92,13 +121,26 @@ class SubAxisInfo:
 
 @dataclass(frozen=True, slots=True)
 class AxisRef:
-    """A full axis, or a sub-axis of one. `size` and `next_pre_size` of a full axis need its mesh."""
+    """A full axis, or a sub-axis of one. `size` and `next_pre_size` of a full axis need its mesh.
+
+    Attributes:
+        name: the axis.
+        sub_axis: the part of it, None for all.
+
+    Example:
+        >>> str(AxisRef("data"))
+        '"data"'
+
+    See also:
+        `DimensionSharding`: what holds them.
+    """
 
     name: str
     sub_axis: SubAxisInfo | None = field(default=None)
 
     @classmethod
     def sub(cls, name: str, pre_size: int, size: int) -> AxisRef:
+        """The part of an axis of this size that has `pre_size` positions before it: `"data":(1)2`."""
         return cls(name, SubAxisInfo(pre_size, size))
 
     @classmethod
@@ -108,12 +150,15 @@ class AxisRef:
 
     @property
     def pre_size(self) -> int:
+        """The product of the sizes of the parts of its axis that are major to it; 1 for a full axis."""
         return self.sub_axis.pre_size if self.sub_axis else 1
 
     def size(self, mesh: Mesh) -> int:
+        """The number of devices along it, on a mesh."""
         return self.sub_axis.size if self.sub_axis else mesh.sizes[self.name]
 
     def next_pre_size(self, mesh: Mesh) -> int:
+        """The `pre_size` of the part that is minor to it, on a mesh."""
         return self.sub_axis.next_pre_size if self.sub_axis else mesh.sizes[self.name]
 
     def __str__(self) -> str:

@@ -34,6 +34,22 @@ class OpShardingRule:
     """Factor sizes, one mapping per operand and result, and the sets of factors that are not pass-through.
 
     Blocked factors take no part in propagation, whatever their type.
+
+    Attributes:
+        factor_sizes: the size of each factor: `i`, `j`, `k`, ... in the text.
+        operand_mappings, result_mappings: per tensor and dimension, the factors that it is made of, major to minor.
+        reduction, need_replication, permutation: the factors that are such.
+        blocked: the factors that take no part in propagation.
+        is_custom: whether a user wrote it.
+
+    Example:
+        >>> x, w, y = ((0,), (2,)), ((2,), (1,)), ((0,), (1,))
+        >>> product = OpShardingRule((8, 4, 16), (x, w), (y,), reduction=frozenset({2}))
+        >>> str(product)
+        '([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}'
+
+    See also:
+        `with_sharding_rule`, `custom_op`: take one, or its text.
     """
 
     factor_sizes: tuple[int, ...]
@@ -51,6 +67,7 @@ class OpShardingRule:
         return self.operand_mappings + self.result_mappings
 
     def type_of(self, factor: int) -> FactorType:
+        """What it means to shard a factor."""
         if factor in self.reduction:
             return FactorType.REDUCTION
         if factor in self.need_replication:

@@ -22,6 +22,18 @@ class DimensionSharding:
     """The axes that split one dimension, major to minor; open (`?`) lets propagation append to them.
 
     `priority` 0 is the most important; None prints nothing and counts as 0.
+
+    Attributes:
+        axes: the axes, major to minor.
+        is_closed: whether propagation leaves it as it is.
+        priority: when it is propagated.
+
+    Example:
+        >>> str(DimensionSharding((AxisRef("data"),), is_closed=False))
+        '{"data", ?}'
+
+    See also:
+        `TensorSharding`: what holds one per dimension.
     """
 
     axes: tuple[AxisRef, ...] = ()
@@ -45,6 +57,21 @@ class TensorSharding:
     `mesh` is the symbol of a mesh in the module (without `@`) or, before lifting, a `Mesh` written inline.
     Axes in no list are implicitly replicated. Along `unreduced_axes` the shards still have to be combined with
     `reduction` ("sum", "max", ... ; only "sum" can be written in the text of dialect version 0.10).
+
+    Attributes:
+        mesh: the symbol of a mesh, or a mesh.
+        dimensions: what splits each dimension.
+        replicated_axes: along which it is replicated, and stays so.
+        unreduced_axes: along which devices hold terms.
+        reduction: how terms combine.
+
+    Example:
+        >>> mesh = Mesh.of(data=2, model=4)
+        >>> str(TensorSharding("mesh", (DimensionSharding((AxisRef("data"),)), DimensionSharding())))
+        '@mesh, [{"data"}, {}]'
+
+    See also:
+        `jax.sharding.PartitionSpec`: the same in jax's words, without open dimensions, priorities and parts of axes.
     """
 
     mesh: str | Mesh
@@ -60,6 +87,7 @@ class TensorSharding:
 
     @classmethod
     def fully_open(cls, mesh: str | Mesh, rank: int) -> TensorSharding:
+        """The sharding that leaves every dimension to propagation."""
         return cls(mesh, (OPEN,) * rank)
 
     @classmethod
@@ -76,6 +104,7 @@ class TensorSharding:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions."""
         return len(self.dimensions)
 
     @cached_property
@@ -85,6 +114,7 @@ class TensorSharding:
 
     @property
     def is_fully_closed(self) -> bool:
+        """Whether propagation leaves every dimension as it is."""
         return all(d.is_closed for d in self.dimensions)
 
     @property
@@ -94,10 +124,12 @@ class TensorSharding:
 
     @property
     def is_fully_replicated_and_open(self) -> bool:
+        """Whether nothing is split, and propagation may split every dimension."""
         return not any(d.axes or d.is_closed for d in self.dimensions)
 
     @property
     def has_no_axes(self) -> bool:
+        """Whether it names no axis at all."""
         return self.is_fully_replicated and not self.replicated_axes and not self.unreduced_axes
 
     def closed_like(self) -> TensorSharding:

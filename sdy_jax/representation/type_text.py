@@ -30,6 +30,21 @@ def dtype_name(dtype: str) -> str:
     return re.sub(r"^(f\d)(E\w+)$", lambda found: f"{found[1]}_{found[2].lower()}", name)
 
 
+_SHORT_DTYPE = re.compile(r"(bf|f|i|s|u|c)(\d+)")
+_LONG_KINDS = {"bf": "bfloat", "f": "float", "i": "int", "s": "int", "u": "uint", "c": "complex"}
+_LONG_NAMES = {"pred": "bool", "i1": "bool"}
+
+
+def long_dtype_name(name: str) -> str:
+    """numpy's name of an element type that is written short.
+
+    >>> [long_dtype_name(name) for name in ("f32", "bf16", "s8", "pred", "float8_e5m2")]
+    ['float32', 'bfloat16', 'int8', 'bool', 'float8_e5m2']
+    """
+    short = _SHORT_DTYPE.fullmatch(name)
+    return f"{_LONG_KINDS[short[1]]}{short[2]}" if short else _LONG_NAMES.get(name, name)
+
+
 def array_text(info: Any) -> str:
     """`f32[8,4]`: the type of what has a shape, whose sizes may be symbolic, and a dtype."""
     if info.dtype.type is np.void:  # bytes of no type, which jax has no name for

@@ -217,8 +217,12 @@ def _verify_dimension_mapping(factors: Sequence[int], sizes: Sequence[int], wher
 
 def _verify_known(rule: str, factor: int, sizes: Sequence[int], where: str) -> None:
     if not 0 <= factor < len(sizes):
-        remedy = f"the rule gives sizes for {len(sizes)} factors, counted from 0"
-        fail(rule, where, f"unknown factor {factor}", remedy)
+        sized = ", ".join(map(factor_symbol, range(len(sizes)))) or "no factors"
+        fail(rule, where, f"unknown factor {_named(factor)}", f"the rule gives sizes for {sized}")
+
+
+def _named(factor: int) -> str:
+    return factor_symbol(factor) if factor >= 0 else str(factor)
 
 
 def _verify_all_used(rule: OpShardingRule, where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.spec_trees.leaves import Entries, TreeLeaf, axes_in, entries_of, mapped, spec_of, stated_specs
 from sdy_jax.spec_trees.mesh_axes import SizedMesh, axis_sizes, check_axis
 
@@ -18,6 +19,7 @@ send that in about the time that a collective takes to start. Biases and scales 
 with less, each of these is a collective; with more, weights stay whole."""
 
 
+@api_boundary
 def fsdp(
     params: Any,
     axis: str | Sequence[str] = "data",
@@ -48,6 +50,10 @@ def fsdp(
     Example:
         >>> fsdp({"w": jnp.ones((128, 512)), "b": jnp.ones(512)}, axis="data", mesh=mesh)
         {'b': P(), 'w': P(None, 'data')}
+
+    See also:
+        `tensor_parallel`: by path.
+        `like`: for optimizer states.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020 (stage 3).
     """

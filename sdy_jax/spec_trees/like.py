@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.spec_rule import SpecRule
 from sdy_jax.errors import ShardingError
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.spec_trees.leaves import Entries, Keys, TreeLeaf, entries_of, leaves, mapped, spec_of, stated_specs
 
 
@@ -52,6 +53,7 @@ class Like(SpecRule):
         return PartitionSpec() if parameter is None else parameter.for_shape(leaf.shape)
 
 
+@api_boundary
 def like(params: Any, specs: Any = None) -> Like:
     """Specifications for an optimizer's state, or a whole training state, by those of the parameters.
 
@@ -77,6 +79,9 @@ def like(params: Any, specs: Any = None) -> Like:
         >>> state = like(params, specs)  # partition(step, in_shardings=(specs, state, P("data")), ...)
         >>> state({"count": 0, "mu": params, "factored": {"w": jnp.ones(512)}})
         {'count': P(), 'factored': {'w': P('model',)}, 'mu': {'w': P(None, 'model')}}
+
+    See also:
+        `fsdp`, `tensor_parallel`, `rules`: what it copies from.
     """
     own = specs is None
     named = leaves(params, "params")

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.spec_rule import SpecRule
 from sdy_jax.errors import ShardingError, with_article
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.spec_trees.boxes import BoxNames, box_names, is_box
 from sdy_jax.spec_trees.leaves import TreeLeaf, mapped
 
@@ -128,6 +129,7 @@ class Rules(SpecRule):
         return PartitionSpec(*_assigned(names, pairs))
 
 
+@api_boundary
 def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
     """Rules by which names of dimensions, or logical axes, become mesh axes.
 
@@ -143,6 +145,9 @@ def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
             without any is not split; where the library takes names for mesh axes (`flax.linen.with_partitioning`,
             `flax.nnx`), it is one.
 
+    Returns:
+        The rules. `spec("batch")` is the `PartitionSpec` of names; called with a tree they give a tree of these.
+
     Raises:
         ShardingError: something that is no pair of a name and mesh axes. A function with rules in its shardings raises
             it where a rule says an axis that the mesh lacks, whether an array has that name or not.
@@ -154,6 +159,9 @@ def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
         >>> layer = sdy.partition(lambda params, x: x, mesh=mesh, in_shardings=(by_name, by_name.spec("batch")))
         >>> rules([("heads", "model"), ("mlp", "model"), ("mlp", "data")]).spec("heads", "mlp")
         P('model', 'data')
+
+    See also:
+        `like`, `fsdp`, `tensor_parallel`: specifications without names.
 
     Source: `flax.linen.logical_to_mesh_axes`, whose order of precedence this is.
     """

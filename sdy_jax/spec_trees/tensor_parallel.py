@@ -10,6 +10,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError, with_article
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.spec_trees.leaves import TreeLeaf, axes_in, entries_of, leaves, mapped
 from sdy_jax.spec_trees.mesh_axes import SizedMesh, axis_sizes, check_axis
 
@@ -17,6 +18,7 @@ _SHOWN = 5
 """The number of paths that an error lists. Chosen: for a reader."""
 
 
+@api_boundary
 def tensor_parallel(
     params: Any, patterns: Mapping[str, PartitionSpec], *, mesh: SizedMesh | None = None, name: str = "params"
 ) -> Any:
@@ -42,6 +44,10 @@ def tensor_parallel(
         >>> params = {"up": {"kernel": jnp.ones((128, 512))}, "down": {"kernel": jnp.ones((512, 128))}}
         >>> tensor_parallel(params, {r"(query|key|value|up)/kernel": P(None, "model"), "down/kernel": P("model")})
         {'down': {'kernel': P('model',)}, 'up': {'kernel': P(None, 'model')}}
+
+    See also:
+        `fsdp`: by size.
+        `rules`: by names of dimensions.
 
     Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
     2019.

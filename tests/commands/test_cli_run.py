@@ -253,7 +253,7 @@ def test_options_that_make_no_sense_are_errors_of_use(run, option, text, message
     assert message in err
 
 
-@pytest.mark.parametrize("arguments", [(), ("paln", "m.mlir"), ("plan",), ("plan", "m.mlir", "--devices", "0")])
+@pytest.mark.parametrize("arguments", [("paln", "m.mlir"), ("plan",), ("plan", "m.mlir", "--devices", "0")])
 def test_wrong_use_exits_with_2(run, arguments):
     with pytest.raises(SystemExit) as caught:
         run(*arguments)

@@ -10,11 +10,12 @@ from places import ROOT, TESTS
 
 # Each room with the rooms that it may import from, all of them above it in this list: so there is no circle.
 ROOMS = {
+    "version": "",
     "errors": "",
     "files": "errors",
     "jax_internals": "errors",
     "representation": "errors",
-    "ir": "errors representation",
+    "ir": "errors jax_internals representation",
     "runtime": "errors jax_internals representation",
     "annotate": "errors jax_internals representation ir runtime",
     "op_rules": "representation ir",
@@ -22,7 +23,7 @@ ROOMS = {
     "verification": "representation ir",
     "text": "errors representation ir verification",
     "lowering.targets": "errors files representation runtime",
-    "lowering.costs": "errors representation runtime lowering.targets",
+    "lowering.costs": "errors jax_internals representation runtime lowering.targets",
     "lowering.strips": "errors representation",
     "lowering.reshard": "errors representation runtime lowering.targets lowering.costs lowering.strips",
     "lowering.collectives": "errors representation ir runtime lowering.targets",
@@ -51,8 +52,8 @@ ROOMS = {
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
         "representation ir runtime op_rules lowering.targets lowering.costs lowering.collectives "
-        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.proposal lowering.prepare "
-        "lowering.memory"
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.proposal "
+        "lowering.prepare lowering.memory"
     ),
     "lowering.insert": (
         "errors representation ir op_rules propagation lowering.targets lowering.costs lowering.reshard "
@@ -75,22 +76,22 @@ ROOMS = {
     ),
     "lowering.blocking": (
         "representation ir op_rules lowering.targets lowering.collectives lowering.emission lowering.strategies "
-        "lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory lowering.schedule "
-        "lowering.insert lowering.whole_program lowering.recomputation"
+        "lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory "
+        "lowering.schedule lowering.insert lowering.whole_program lowering.recomputation"
     ),
     "lowering": "",
-    "passes": "errors files representation ir runtime annotate op_rules propagation text",
+    "passes": "errors files jax_internals representation ir runtime annotate op_rules propagation text",
     "partitioning": (
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
-    "plan.record": "errors files representation ir",
+    "plan.record": "errors files jax_internals representation ir",
     "plan.page": "errors representation plan.record",
     "python_source": (
         "errors representation ir runtime annotate op_rules lowering.targets lowering.emission "
         "lowering.strategies lowering.interface"
     ),
-    "plan.html": "files plan.record",
+    "plan.html": "errors files jax_internals plan.record",
     "plan.border": "representation ir runtime annotate lowering.targets lowering.costs lowering.interface",
     "plan.estimates": (
         "errors representation ir op_rules lowering.targets lowering.emission lowering.analysis "
@@ -106,14 +107,14 @@ ROOMS = {
         "plan.border"
     ),
     "plan.cache": (
-        "errors files representation ir annotate lowering.interface lowering.recomputation plan.record plan.border "
-        "plan.pinning"
+        "version errors files representation ir annotate lowering.interface lowering.recomputation plan.record "
+        "plan.border plan.pinning"
     ),
     "plan": (
-        "errors files representation ir annotate op_rules propagation lowering.targets lowering.costs "
-        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory "
-        "lowering.whole_program lowering.recomputation lowering.blocking passes plan.record plan.page python_source "
-        "plan.border plan.estimates plan.explanations plan.pinning plan.cache"
+        "version errors files jax_internals representation ir annotate op_rules propagation lowering.targets "
+        "lowering.costs lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare "
+        "lowering.memory lowering.whole_program lowering.recomputation lowering.blocking passes plan.record "
+        "plan.page python_source plan.border plan.estimates plan.explanations plan.pinning plan.cache"
     ),
     "plan.fixes": (
         "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
@@ -130,32 +131,35 @@ ROOMS = {
         "errors representation lowering.targets lowering.emission lowering.interface plan.page plan.estimates plan"
     ),
     "processes": "errors jax_internals representation ir runtime plan.estimates plan",
-    "contracts": "errors representation ir op_rules lowering.interface plan.record plan.explanations plan",
+    "contracts": (
+        "errors jax_internals representation ir op_rules lowering.interface plan.record plan.explanations plan"
+    ),
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
         "lowering.emission lowering.interface plan.record plan.border plan.estimates plan shard loading processes "
         "contracts"
     ),
-    "spec_trees": "errors representation annotate",
+    "spec_trees": "errors jax_internals representation annotate",
     "pipelines": "errors jax_internals representation annotate",
     "equivalence": (
-        "errors files representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission "
-        "passes plan.page plan loading calls"
+        "errors files jax_internals representation ir runtime annotate op_rules lowering.targets lowering.costs "
+        "lowering.emission passes plan.page plan loading calls"
     ),
     "pytest_plugin": "",
-    "testing": "errors lowering.costs plan.record plan calls equivalence pytest_plugin",
+    "testing": "errors jax_internals lowering.costs plan.record plan calls equivalence pytest_plugin",
     "commands": (
-        "errors files representation ir runtime annotate verification text lowering.targets passes plan.record "
-        "plan.estimates plan.cache plan shard loading contracts calls equivalence"
+        "version errors files representation ir runtime annotate verification text lowering.targets passes "
+        "plan.record plan.estimates plan.cache plan shard loading contracts calls equivalence"
     ),
     "registration": (
         "ir annotate lowering.strategies passes partitioning plan.record plan.page plan.html plan plan.fixes "
         "shard loading plan.measuring"
     ),
     "__main__": "commands",
+    "dialect": "representation annotate",
     "__init__": (
-        "errors representation annotate lowering.costs passes plan.record plan shard loading contracts calls "
-        "spec_trees pipelines equivalence testing registration"
+        "version errors representation annotate lowering.costs passes plan.record plan.html plan shard loading "
+        "contracts calls spec_trees pipelines equivalence testing registration dialect"
     ),
 }
 
@@ -224,7 +228,7 @@ def test_what_rooms_offer_to_rooms_below_is_imported_where_it_is_registered() ->
 
 def test_only_the_faces_stand_at_the_top() -> None:
     top = {path.name for path in (ROOT / "sdy_jax").glob("*.py")}
-    assert top == {"__init__.py", "__main__.py", "errors.py", "testing.py"}
+    assert top == {"__init__.py", "__main__.py", "dialect.py", "errors.py", "testing.py", "version.py"}
 
 
 def test_every_room_says_what_lives_there() -> None:

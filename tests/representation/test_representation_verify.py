@@ -103,16 +103,16 @@ RULES = [
     ("R1", "([i, k])->([i, j]) {i=8, j=4, k=16}", "1 operand mappings for 2 operands"),
     ("R1", "([i, k], [k, j])->() {i=8, j=4, k=16}", "0 result mappings for 1 results"),
     ("R2", "([i, k], [k, j])->([i]) {i=8, j=4, k=16}", "1 dimension mappings for a tensor of rank 2"),
-    ("R4", "([i, k], [k, j])->([i, j]) {i=8, j=4}", "unknown factor 2"),
+    ("R4", "([i, k], [k, j])->([i, j]) {i=8, j=4}", "unknown factor k"),
     ("R5", "([i, i], [k, j])->([i, j]) {i=8, j=4, k=16}", "factor i occurs twice"),
     ("R5", "([ik, k], [k, j])->([i, j]) {i=8, j=4, k=16}", "factor k occurs twice"),
     ("R6", "([il, k], [k, j])->([i, j]) {i=8, j=4, k=16, l=1}", "factor l of size 1"),
     ("R6", "([l, k], [k, j])->([i, j]) {i=8, j=4, k=16, l=1}", OK),
     ("R7", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16, l=2}", "factor l occurs in no tensor"),
-    ("R8", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={l}", "unknown factor 3"),
+    ("R8", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={l}", "unknown factor l"),
     ("R8", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} permutation={j, i}", "ascending"),
     ("R8", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} need_replication={i, i}", "ascending"),
-    ("R8", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} blocked_propagation={l}", "unknown factor 3"),
+    ("R8", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} blocked_propagation={l}", "unknown factor l"),
     ("R9", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} need_replication={i} permutation={i}", "both a"),
     ("R9", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} permutation={i} blocked_propagation={i}", OK),
     ("R10", "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={i}", "reduction factor i occurs in result 0"),
@@ -214,7 +214,7 @@ def test_messages_name_the_place():
         check_sharding('@m, [{}, {"x"}]')
     with pytest.raises(ShardingError, match="argument `x`, replicated axes: "):
         check_sharding('@m, [{}, {}], replicated={"b", "a"}')
-    with pytest.raises(ShardingError, match="sharding rule, operand 1, dimension 0: unknown factor 2"):
+    with pytest.raises(ShardingError, match="sharding rule, operand 1, dimension 0: unknown factor k"):
         check_rule("([i, j], [k, j])->([i, j]) {i=8, j=4}")
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -21,6 +21,7 @@ from sdy_jax.plan.border.planned_with import PlannedWith
 from sdy_jax.plan.pinning.digest import digest_of, program_text
 from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.version import __version__
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -97,13 +98,9 @@ def _of_program(program: Program) -> Iterator[str]:
 @cache
 def _versions() -> tuple[str, ...]:
     """Of what plans are made by; of a checkout, which changes while its version stays, those of all files."""
-    try:
-        own = version("sdy_jax")
-    except PackageNotFoundError:
-        own = ""
     home = Path(__file__).resolve().parents[2]
     files = () if any(name in home.parts for name in _INSTALLED) else tuple(_files(home))
-    return own, jax.__version__, version("jaxlib"), *files
+    return __version__, jax.__version__, version("jaxlib"), *files
 
 
 def _files(home: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sdy_jax.errors import SdyError
 from sdy_jax.files.whole import explained, write_whole
+from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.plan.record.codec import Decoder, Encoder
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.references import check_references
@@ -48,9 +49,16 @@ def refused(what: str, path: str | os.PathLike[str]) -> AbstractContextManager[N
     return explained(f"{what} cannot be written to {os.fspath(path)}", fix)
 
 
+@api_boundary
 def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
     """A plan that `Plan.save` wrote. It needs neither the function nor its source: it is printed, compared and asked
     for its collectives like the plan that was saved.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The plan as plain data.
 
     Raises:
         SdyError: the file is not there, is no plan, is damaged, or is of a newer version of sdy_jax.
@@ -58,6 +66,10 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
     Example:
         before = sdy.load_plan("step.plan.json")
         print(step.plan(state, batch).diff(before))
+
+    See also:
+        `Plan.save`: writes the file.
+        `partition`: its `plan` runs it.
     """
     try:
         with explained(f"{os.fspath(path)} cannot be read", "name a plan's file"):

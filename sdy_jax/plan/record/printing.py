@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sdy_jax.ir.extensions import Extension
+from sdy_jax.jax_internals.tracebacks import api_boundary
 
 TABLE_OF: Extension[Callable[[Any, str], Any]] = Extension("table_of")
 DRAWING_OF: Extension[Callable[[Any, str], Any]] = Extension("drawing_of")
@@ -21,6 +22,7 @@ class Printed:
         """All that is printed."""
         raise NotImplementedError
 
+    @api_boundary
     def table(self, name: str) -> Any:
         """All rows of one kind, which the page folds.
 
@@ -40,6 +42,7 @@ class Printed:
         """
         return TABLE_OF.function(self.record(), name)
 
+    @api_boundary
     def draw(self, value: str) -> Any:
         """The devices that hold each block of an argument or result, to print.
 

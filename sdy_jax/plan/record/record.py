@@ -59,6 +59,13 @@ class PlanRecord(RecordedPlan):
             were asked for: `Plan.record(choices=True)`. Records with and without them are equal.
         is_edited: it was read from a file with choices that is not as it was written.
         meshes: of several that were given, all, with what plans on them take.
+
+    Example:
+        record = sdy.load_plan("step.plan.json")
+        print(record.headline, record.wire_bytes)
+
+    See also:
+        `Plan.record`, `load_plan`: make it.
     """
 
     def record(self) -> PlanRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
@@ -49,6 +48,7 @@ from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import type_text
+from sdy_jax.version import __version__
 
 _OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory", "recompute")
 
@@ -96,7 +96,7 @@ def record_of(plan: Answers) -> PlanRecord:
 
 def versions() -> tuple[str, ...]:
     """Of sdy_jax and jax, as records say them."""
-    return f"sdy_jax {_own_version()}", f"jax {jax.__version__}"
+    return f"sdy_jax {__version__}", f"jax {jax.__version__}"
 
 
 def linked_collectives(plan: Answers) -> tuple[list[Op], list[tuple[CollectiveRecord, RecordedCollective]]]:
@@ -137,13 +137,6 @@ def _recomputed(found: Recomputed) -> RecordedRecomputed:
 def _in_parts(found: InParts) -> RecordedInParts:
     type_ = type_text(found.dtype, found.shape, None)
     return RecordedInParts(type_, short_source(found.source), found.dim, found.parts, found.bytes)
-
-
-def _own_version() -> str:
-    try:
-        return version("sdy_jax")
-    except PackageNotFoundError:  # a checkout on the path
-        return "unreleased"
 
 
 def _mesh(plan: Answers) -> RecordedMesh:

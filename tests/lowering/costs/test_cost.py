@@ -230,7 +230,7 @@ def test_a_machine_gives_seconds():
 
 
 def test_an_unknown_machine_is_refused_with_the_names():
-    with pytest.raises(SdyError, match=r"no machine is called 'h9000'; known are tpu v4, .*b200"):
+    with pytest.raises(SdyError, match=r"no machine is called 'h9000'; did you mean 'h.00'\? Known are tpu v4, .*b200"):
         CostModel.of_machine("h9000", [])
 
 

@@ -11,9 +11,10 @@ import chromium
 import pytest
 from benchmarks import loaded
 from jax.sharding import NamedSharding
-from plan_pages import HOSTILE, LONG, MESH, SPECS
+from plan_pages import HOSTILE, LONG, MESH, SPECS, planned
 
 import sdy_jax as sdy
+from sdy_jax.plan.html.showing import _frame
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +323,18 @@ def test_hostile_names_are_only_text(opened: Opened) -> None:
     assert view.title() == f"{HOSTILE}: plan" and view.locator("h1").inner_text() == HOSTILE
     find(view, "document.title=")
     assert view.locator("#details h2").inner_text() == HOSTILE
+
+
+def test_the_frame_of_a_notebook_shows_the_page(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "notebook.html").write_text(f"<h1>a notebook</h1>{_frame(planned(SPECS), 600)}")
+    view = browser.new_page(viewport={"width": 1000, "height": 700})
+    said: list[str] = []
+    view.on("pageerror", lambda error: said.append(str(error)))
+    view.goto((tmp_path / "notebook.html").as_uri())
+    frame = view.frames[1]
+    frame.wait_for_selector("html[data-ready]")
+    assert "plan" in frame.title() and said == []
+    view.close()
 
 
 @pytest.mark.more("the script that makes README's pictures; what they show has tests of its own")

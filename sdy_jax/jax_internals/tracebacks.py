@@ -1,0 +1,33 @@
+"""Tracebacks as users see them: without frames of ours, as jax leaves out its own.
+
+jax does so where a call enters it from outside, for the folders that are registered, unless `JAX_TRACEBACK_FILTERING`
+is off. Its public `register_exclusion` is for the source lines of ops, and not for tracebacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from jax._src import config, traceback_util
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+traceback_util.register_exclusion(os.path.join(os.path.dirname(os.path.dirname(__file__)), ""))
+
+BOUNDARY = traceback_util.__name__
+"""The module of the frame that `api_boundary` puts before a function: it is nobody's line."""
+
+
+def api_boundary(fun: F) -> F:
+    """For functions that users call: what they raise shows the user's frames, and none of ours or jax's below."""
+    bounded: F = traceback_util.api_boundary(fun)
+    return bounded
+
+
+def unfiltered() -> AbstractContextManager[Any]:
+    """Inside, tracebacks are whole: for reports of our own mistakes."""
+    whole: AbstractContextManager[Any] = config.traceback_filtering("off")
+    return whole
