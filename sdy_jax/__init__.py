@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
     from sdy_jax.pipelines.pipeline import pipeline
-    from sdy_jax.pipelines.schedules import pipeline_schedule
+    from sdy_jax.pipelines.schedules.tables import pipeline_schedule
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
     from sdy_jax.plan.record.record import PlanRecord

@@ -126,6 +126,6 @@ def check_loss(made: Any) -> None:
         ArgumentError: a loss is no real number.
     """
     leaves = jax.tree.leaves(made)
-    if len(leaves) != 1 or leaves[0].shape or not np.issubdtype(leaves[0].dtype, np.floating):
+    if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         types = ", ".join(map(text, leaves)) or "nothing"
         raise ArgumentError(f"pipeline: loss returns {types}; expected one floating-point number")

@@ -14,7 +14,7 @@ from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_sa
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.program import Program, Values
 from sdy_jax.pipelines.region import region_of
-from sdy_jax.pipelines.schedules import pipeline_schedule
+from sdy_jax.pipelines.schedules.tables import pipeline_schedule
 from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
 
 
@@ -110,7 +110,7 @@ def pipeline(
     rest = [*[one(extra)] * (extra is not None), *[key] * (key is not None)]
     traced = trace_layer(region, layer, has_aux, one(batch), one(one(one(stacks))), *rest)
     head = None if loss is None else trace_loss(region, loss, one(batch), *[one(targets)] * (targets is not None))
-    program = Program(region, table, grouping, traced.call, None if head is None else head.call, traced.aux)
+    program = Program(region, schedule, table, grouping, traced.call, None if head is None else head.call, traced.aux)
     values = Values(
         weights=jax.tree.leaves(stacks),
         batch=jax.tree.leaves(batch),

@@ -84,6 +84,7 @@ ROOMS = {
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
+    "pipelines.schedules": "errors ir",
     "plan.record": "errors files representation ir",
     "plan.page": "errors representation plan.record",
     "python_source": (
@@ -113,7 +114,7 @@ ROOMS = {
         "errors files representation ir annotate op_rules propagation lowering.targets lowering.costs "
         "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare lowering.memory "
         "lowering.whole_program lowering.recomputation lowering.blocking passes plan.record plan.page python_source "
-        "plan.border plan.estimates plan.explanations plan.pinning plan.cache"
+        "plan.border plan.estimates plan.explanations plan.pinning plan.cache pipelines.schedules"
     ),
     "plan.fixes": (
         "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
@@ -135,7 +136,7 @@ ROOMS = {
         "contracts"
     ),
     "spec_trees": "errors representation annotate",
-    "pipelines": "errors jax_internals representation annotate",
+    "pipelines": "errors jax_internals representation annotate pipelines.schedules",
     "equivalence": (
         "errors files representation ir runtime annotate op_rules lowering.targets lowering.costs lowering.emission "
         "passes plan.page plan loading calls"
@@ -153,7 +154,7 @@ ROOMS = {
     "__main__": "commands",
     "__init__": (
         "errors representation annotate lowering.costs passes plan.record plan shard loading contracts calls "
-        "spec_trees pipelines equivalence testing registration"
+        "spec_trees pipelines.schedules pipelines equivalence testing registration"
     ),
 }
 

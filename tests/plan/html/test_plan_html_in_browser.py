@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from plan_pages import HOSTILE, MESH, SPECS
 
 import sdy_jax as sdy
@@ -280,3 +283,22 @@ def test_hostile_names_are_only_text(opened: Opened) -> None:
     assert view.title() == f"{HOSTILE}: plan" and view.locator("h1").inner_text() == HOSTILE
     find(view, "document.title=")
     assert view.locator("#details h2").inner_text() == HOSTILE
+
+
+def test_a_pipeline_is_drawn_as_a_timeline(opened: Opened, pages: Path) -> None:
+    """A cell per stage and row, those that wait as well; other plans have no such view."""
+    mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    run = lambda w, x: sdy.pipeline(lambda w, x: jnp.tanh(x @ w), w, x, microbatches=4)  # noqa: E731
+    planned = sdy.partition(run, mesh=mesh, in_shardings=(P("stage"), P("data")))
+    planned.plan(jnp.ones((4, 8, 8)), jnp.ones((16, 8))).to_html(pages / "pipeline.html")
+    view = opened("pipeline.html")
+    view.click("#tab-pipelines")
+    assert view.locator(".timeline rect.forward").count() == 4 * 4
+    assert view.locator(".timeline rect.waits").count() == 4 * 3
+    assert (
+        view.locator(".timeline svg").get_attribute("aria-label") == "Timeline of 1f1b: a stage waits 43% of the time"
+    )
+    assert "microbatch 3" in view.locator(".timeline title").last.inner_html()
+    view.click("#view h3 .link")
+    assert "manual_computation" in view.locator("#details").inner_text()
+    assert opened("plan.html").locator("#tab-pipelines").count() == 0
