@@ -34,7 +34,7 @@ def added(sums: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
     for total, value in zip(sums, values, strict=True):
         whole, where = _without_single(total, place)
         old = _part(whole, where)
-        new = jnp.where(is_meant, value, 0).astype(total.dtype).reshape(old.shape)
+        new = jnp.where(is_meant, value, jnp.zeros_like(value)).astype(total.dtype).reshape(old.shape)
         found.append(_updated(total, whole, old + new, where))
     return found
 
