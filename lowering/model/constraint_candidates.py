@@ -17,7 +17,7 @@ from sdy_jax.lowering.model.op_candidates import is_inexact
 from sdy_jax.lowering.proposal.proposal import EdgeLayouts, ProposedLayouts
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.carried_sums import is_carried_sum
-from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind, accumulator
+from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind
 from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import has_sub_axes

@@ -2,7 +2,7 @@
 
 If f is linear, the sum of f over partial sums is f of their sum: a product's partial sums may be negated, transposed,
 scaled and added to others first, and reduced once, where it is cheapest. What only moves elements around lets unreduced
-values of every kind pass. Each op's family says so beside its rule or strategy. Conversions to narrower types do not, because
+values of every kind pass. Each op's family says so beside its rule or strategy. Conversions to narrower types do not:
 they would round each partial sum instead of the total.
 See docs/explanation/strategies.md#partial-sums.
 """
