@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     )
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
+    from sdy_jax.pipelines.packed_layers import PackedLayers, pack_layers
     from sdy_jax.pipelines.pipeline import pipeline
     from sdy_jax.pipelines.schedules.tables import pipeline_schedule
     from sdy_jax.plan.plan import Plan
@@ -86,6 +87,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "OpShardingRule",
+    "PackedLayers",
     "ParseError",
     "PartitionWarning",
     "PartitionedFunction",
@@ -114,6 +116,7 @@ __all__ = [
     "loads",
     "manual_computation",
     "named_computation",
+    "pack_layers",
     "partition",
     "passes",
     "pipeline",
@@ -179,8 +182,9 @@ _MODULES = {
     ),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.costs.cost_model": ("CostModel",),
+    "sdy_jax.pipelines.packed_layers": ("PackedLayers", "pack_layers"),
     "sdy_jax.pipelines.pipeline": ("pipeline",),
-    "sdy_jax.pipelines.schedules": ("pipeline_schedule",),
+    "sdy_jax.pipelines.schedules.tables": ("pipeline_schedule",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.warn": ("PartitionWarning",),
     "sdy_jax.plan.record.files": ("load_plan",),
