@@ -180,13 +180,17 @@ def _note(note: RecordedNote) -> list[str]:
     return [note.op, note.line, note.message, note.scope]
 
 
+_OF_PIPELINES = (
+    *("schedule", "axis", "stages", "microbatches", "rounds", "layers", "trips", "bubble", "sent", "stacks", "carried"),
+    *("held", "groups", "durations", "kinds", "times", "op"),
+)
+
+
 def _pipeline(found: RecordedPipeline) -> dict[str, Any]:
     """A pipeline; its timeline as a list per row: trip, kind, and microbatches and rounds by stage."""
     rows = [[row.trip, found.kinds.index(row.kind), row.microbatches, row.rounds] for row in found.rows]
-    names = ("schedule", "axis", "stages", "microbatches", "rounds", "layers", "trips", "bubble", "sent", "stacks")
-    names = (*names, "carried", "held", "groups", "durations", "kinds", "times", "op")
     boundary = [found.forward_bytes, found.backward_bytes]
-    return {name: getattr(found, name) for name in names} | {"boundary": boundary, "rows": rows}
+    return {name: getattr(found, name) for name in _OF_PIPELINES} | {"boundary": boundary, "rows": rows}
 
 
 def _recomputed(found: RecordedRecomputed) -> list[Any]:
