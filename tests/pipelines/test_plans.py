@@ -126,6 +126,16 @@ def test_shard_maps_in_layers_are_none() -> None:
     assert len(pipelines_in(plan)) == 1
 
 
+def test_a_plan_from_the_cache_is_of_the_schedule_of_now(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward rows alone are one program by all schedules."""
+    monkeypatch.setenv("SDY_JAX_CACHE_DIR", str(tmp_path))
+    for schedule in ("gpipe", "1f1b"):
+        run = partial(sdy.pipeline, layer, microbatches=4, schedule=schedule)
+        (found,) = pipelines_in(plan_of(lambda w, x, run=run: run(w, x)))
+        assert found.schedule == schedule
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
 SLOW = 6.25e9
 """Bytes per second of a network between slices."""
 
