@@ -20,6 +20,8 @@ from sdy_jax.plan.recording.places import Places
 
 _MANUAL, _LOOP, _PERMUTE = "sdy.manual_computation", "stablehlo.while", "stablehlo.collective_permute"
 
+_KINDS = {scope_of(kind): kind for kind in Kind}
+
 
 class PipelineRecords:
     """Makes records of pipelines.
@@ -122,9 +124,10 @@ def _permutes(loop: Op, kind: Kind) -> list[Op]:
 
 
 def _kind(op: Op) -> Kind | None:
-    """The kind of the row that an op is of, which stands in the body of a segment's loop."""
+    """The kind of the row that an op is of, which stands in the body of a segment's loop: the outermost scope that says
+    one. Those around the pipeline are not on the name stack of a loop's body."""
     scopes = place_of(op.mlir.location).scope.split("/")
-    return next((kind for kind in Kind if scope_of(kind) == scopes[0]), None)
+    return next((_KINDS[scope] for scope in scopes if scope in _KINDS), None)
 
 
 def _stacks(region: Op, axis: str) -> Iterator[Value]:
