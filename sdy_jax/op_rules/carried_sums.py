@@ -8,13 +8,14 @@ docs/explanation/strategies.md#partial-sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.op_rules.dataflow import DataFlowEdge, edges_of
 from sdy_jax.op_rules.linearity import LINEAR, Linear
 
 _LOOP = "stablehlo.while"
+_ADDING = frozenset(("stablehlo.add", "stablehlo.subtract", _LOOP))
 _PASSING = {
     Linear.DATA: range(1),
     Linear.EVERY: None,
@@ -26,26 +27,30 @@ _PASSING = {
 
 
 def is_carried_sum(edge: DataFlowEdge) -> bool:
-    """Whether an edge is that of a loop which only adds to what it carries."""
+    """Whether an edge is that of a loop which only adds to what it carries.
+
+    One that writes parts anew adds nothing: what a scan stacks is as many bytes to reduce part by part, and is not held
+    whole until then.
+    """
     inner = [target for target in edge.targets if target is not edge.owner]
-    return bool(inner) and all(_only_adds(edge, inner))
-
-
-def _only_adds(edge: DataFlowEdge, carried: list[Value]) -> Iterator[bool]:
-    """Of each use of what is carried, and of what becomes of that, whether the sum goes on there, or back."""
-    left, seen = list(carried), set[Value]()
+    reached, left, adds = dict.fromkeys(inner), list(inner), False
     while left:
-        value = left.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        for op, index in value.uses:
+        for op, index in left.pop().uses:
             if (op, index) in edge.slots:
-                yield True
                 continue
             further = _passed_on(op, index)
-            yield further is not None
-            left += further or ()
+            if further is None:
+                return False
+            adds |= op.name in _ADDING
+            left += [value for value in further if value not in reached]
+            reached |= dict.fromkeys(further)
+    return adds and all(_is_updated_by_sums(value, reached) for value in reached)
+
+
+def _is_updated_by_sums(value: Value, sums: Container[Value]) -> bool:
+    """Whether a value is no update of a sum by something else."""
+    op = value.defining_op
+    return op is None or _linear(op) is not Linear.UPDATED or all(operand in sums for operand in op.operands[:2])
 
 
 def _passed_on(op: Op, index: int) -> tuple[Value, ...] | None:
@@ -53,9 +58,13 @@ def _passed_on(op: Op, index: int) -> tuple[Value, ...] | None:
     if op.name == _LOOP:
         inner = next((each for each in edges_of(op) if (op, index) in each.slots), None)
         return (inner.owner,) if inner is not None and is_carried_sum(inner) else None
-    by_kind = LINEAR.get(op.key, {})
-    how = by_kind.get("*") or by_kind.get("sum")
+    how = _linear(op)
     if how is None or how not in _PASSING:
         return None
     allowed = _PASSING[how]
     return tuple(op.results) if allowed is None or index in allowed else None
+
+
+def _linear(op: Op) -> Linear | None:
+    by_kind = LINEAR.get(op.key, {})
+    return by_kind.get("*") or by_kind.get("sum")

@@ -80,6 +80,8 @@ def is_sum(body: Any, shape: tuple[int, ...] = (2, 4, 4)) -> bool:
 def test_only_what_is_added_to_is_a_sum() -> None:
     assert is_sum(lambda i, s: s + 1.0)
     assert is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, s[0] + 1.0, 0, 0))
+    assert not is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, jnp.ones((4, 4)) + i, i % 2, 0))
+    assert not is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, jnp.where(i > 1, 1.0, s[0]), 0, 0))
     assert not is_sum(lambda i, s: jnp.tanh(s) + 1.0)
     assert not is_sum(lambda i, s: s + s.max())
     assert not is_sum(lambda i, s: s * 2.0)

@@ -91,6 +91,7 @@ def test_passes_apart_are_runs_of_their_own() -> None:
         assert max(second.held) == 4
 
 
+@pytest.mark.more("a loop around a pipeline")
 def test_a_pipeline_in_a_loop_counts_once_per_trip() -> None:
     step = trained()
     many = lambda w, xs: jax.lax.map(lambda x: step(w, x), xs)  # noqa: E731
@@ -163,6 +164,7 @@ def test_time_counts_trips_and_the_rates_of_the_slow_axis() -> None:
     assert plan.time.hidden > 0.5 * 2 * 8 * min(once, *found.durations)
 
 
+@pytest.mark.more("durations of rows; that time counts trips says the test before")
 def test_durations_of_rows_are_by_the_cost_model() -> None:
     """Backward rows take twice the time of forward rows, in two halves where gradients of weights are apart."""
     (whole,), (apart,) = pipelines_in(time_of(8)), pipelines_in(time_of(8, "zero_bubble"))
