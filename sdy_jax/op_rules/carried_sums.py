@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.op_rules.dataflow import DataFlowEdge, edges_of
+from sdy_jax.op_rules.dataflow import DataFlowEdge, loop_edge
 from sdy_jax.op_rules.linearity import LINEAR, Linear
 
 _LOOP = "stablehlo.while"
@@ -56,8 +56,8 @@ def _is_updated_by_sums(value: Value, sums: Container[Value]) -> bool:
 def _passed_on(op: Op, index: int) -> tuple[Value, ...] | None:
     """The values that are sums as an operand of an op is one; None where it does something else with it."""
     if op.name == _LOOP:
-        inner = next((each for each in edges_of(op) if (op, index) in each.slots), None)
-        return (inner.owner,) if inner is not None and is_carried_sum(inner) else None
+        inner = loop_edge(op, index)
+        return (inner.owner,) if is_carried_sum(inner) else None
     how = _linear(op)
     if how is None or how not in _PASSING:
         return None
