@@ -18,6 +18,7 @@ Partition a function
     Budget, strict            what plans may send and hold, and where
     CostModel                 what communication costs; plans for machines that are not there
     pipeline                  layers over a mesh axis, in microbatches
+    pack_layers               weights of layers that differ, for it
     pipeline_schedule         the table of such a schedule
 
 Look at a plan
@@ -111,8 +112,9 @@ if _TYPE_CHECKING:
     )
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.costs.cost_model import CostModel
+    from sdy_jax.pipelines.packed_layers import PackedLayers, pack_layers
     from sdy_jax.pipelines.pipeline import pipeline
-    from sdy_jax.pipelines.schedules import pipeline_schedule
+    from sdy_jax.pipelines.schedules.tables import pipeline_schedule
     from sdy_jax.plan.html.showing import show
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
@@ -139,6 +141,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "OpShardingRule",
+    "PackedLayers",
     "ParseError",
     "PartitionWarning",
     "PartitionedFunction",
@@ -169,6 +172,7 @@ __all__ = [
     "loads",
     "manual_computation",
     "named_computation",
+    "pack_layers",
     "partition",
     "passes",
     "pipeline",
@@ -237,8 +241,9 @@ _MODULES = {
     ),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.costs.cost_model": ("CostModel",),
+    "sdy_jax.pipelines.packed_layers": ("PackedLayers", "pack_layers"),
     "sdy_jax.pipelines.pipeline": ("pipeline",),
-    "sdy_jax.pipelines.schedules": ("pipeline_schedule",),
+    "sdy_jax.pipelines.schedules.tables": ("pipeline_schedule",),
     "sdy_jax.plan.html.showing": ("show",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.record.files": ("load_plan",),
@@ -260,7 +265,7 @@ _ELSEWHERE = {
     *("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
     *("all_gather", "all_reduce", "all_slice", "all_to_all", "collective_permute", "data_flow_edge"),
     *("propagation_barrier", "reduce_scatter", "replicated_to_unreduced", "sharded_to_unreduced", "sharding_group"),
-    *("PlanRecord", "Program", "Verification"),
+    *("PackedLayers", "PlanRecord", "Program", "Verification"),
 }
 """Names of `__all__` that `dir` leaves out: `errors` and `dialect` have them, or functions return them."""
 

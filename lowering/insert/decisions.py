@@ -22,6 +22,9 @@ from sdy_jax.representation.sharding import TensorSharding
 
 _NONE: frozenset[int] = frozenset()
 
+_CONVERT = "stablehlo.convert"
+"""Partial sums are reduced before it, in the narrower type, unless a plan for the whole program says otherwise."""
+
 _UNREDUCED = attrgetter("unreduced_axes")
 
 
@@ -108,7 +111,7 @@ class Decisions:
         if len({(s.reduction, s.mesh) for s in partial.values()}) != 1:
             return _NONE
         kind, mesh = next((s.reduction, s.mesh) for s in partial.values())
-        if mesh != self._mesh_of(op, around):
+        if mesh != self._mesh_of(op, around) or op.name == _CONVERT:
             return _NONE
         wanted = carries(op, kind, frozenset(partial)) or _NONE
         # Making other operands partial pays only where the result can meet another partial value.
@@ -156,4 +159,4 @@ def _can_pass_on(op: Op, kind: str) -> bool:
     if not op.results or not has_one_user(op, op.results[0]):
         return False
     user, index = op.results[0].uses[0]
-    return carries(user, kind, frozenset([index])) is not None
+    return user.name != _CONVERT and carries(user, kind, frozenset([index])) is not None

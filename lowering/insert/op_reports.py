@@ -49,7 +49,8 @@ class OpReports:
         for sent in sent_by(op, self._mesh, shardings[:count]):
             value, sharding = op.results[sent.result], shardings[count + sent.result]
             if value.uses:
-                self._report.add(Moved(sent.summary, sharding, sent.wire_bytes), value, op, op, "user")
+                moved = Moved(sent.summary, sharding, sent.wire_bytes)
+                self._report.written[op.mlir] = self._report.add(moved, value, op, op, "user")
 
     def border(self, values: Sequence[Value], shardings: Sequence[TensorSharding], at: Op, cause: Op) -> None:
         """Reports the permutes that bring arguments to a mesh with the devices in another order, and results back."""

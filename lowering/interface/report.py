@@ -22,6 +22,8 @@ class PartitionReport:
     inputs: Sequence[str] = ()
     """What the user calls the arguments of the main function."""
     collectives: list[CollectiveRecord] = field(default_factory=list, init=False)
+    written: dict[ir.Operation, CollectiveRecord] = field(default_factory=dict, init=False)
+    """Those of ops that are collectives by themselves, as the program's author wrote them."""
     notes: dict[Note, None] = field(default_factory=dict, init=False)
     """In order, each once."""
     layouts: LayoutChoice | None = field(default=None, init=False)

@@ -16,7 +16,8 @@ from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.model.op_candidates import is_inexact
 from sdy_jax.lowering.proposal.proposal import EdgeLayouts, ProposedLayouts
 from sdy_jax.lowering.strategies.registry import is_forwarding
-from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind, accumulator
+from sdy_jax.op_rules.carried_sums import is_carried_sum
+from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind
 from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import has_sub_axes
@@ -61,7 +62,7 @@ class ConstraintCandidates:
             return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, proposed, stated, atoms))
         own = self._table.number(proposed.sources), self._table.number(proposed.targets)
         open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(proposed.sources, stated)
-        summed = stated is None and accumulator(edge) is not None and is_inexact(edge.owner)
+        summed = stated is None and is_carried_sum(edge) and is_inexact(edge.owner)
         every = self._layouts(edge.owner.shape or (), proposed.sources, open_ones, atoms, summed)
         return self._candidates(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
 

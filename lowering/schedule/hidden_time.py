@@ -26,11 +26,15 @@ def hidden_by_work(proposal: Proposal, inserted: Inserted, setting: Setting) -> 
 
     Args:
         proposal: the module.
-        inserted: its collectives that nothing else hides.
+        inserted: its collectives that nothing else hides; those that the program holds itself are known.
         setting: a model of time, and the devices.
     """
     graph = Graph(proposal.module)
-    return _Schedule(graph, inserted, proposal.mesh, setting).of(graph.main.blocks[0]).hidden
+    return (
+        _Schedule(graph, proposal.report.written | dict(inserted), proposal.mesh, setting)
+        .of(graph.main.blocks[0])
+        .hidden
+    )
 
 
 @dataclass(slots=True)

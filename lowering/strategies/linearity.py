@@ -10,6 +10,9 @@ from sdy_jax.op_rules.linearity import LINEAR, Linear
 
 Operands = frozenset[int]
 
+_EXACT_IN = {"bf16": ("f32", "f64"), "f16": ("f32", "f64"), "f32": ("f64",)}
+"""The wider types in which all numbers of a type are exact."""
+
 
 def _data(op: Op, partial: Operands) -> Operands | None:
     return partial if partial == {0} else None
@@ -39,6 +42,11 @@ def _numerator(op: Op, partial: Operands) -> Operands | None:
     return partial if partial == {0} and _is_inexact(op.results[0].dtype) else None
 
 
+def _widened(op: Op, partial: Operands) -> Operands | None:
+    before, after = op.operands[0].dtype, op.results[0].dtype
+    return partial if partial == {0} and _is_inexact(before) and after in _EXACT_IN.get(before, ()) else None
+
+
 def _summed(op: Op, partial: Operands) -> Operands | None:
     return _summands(op, partial) if reduction_kind(op.blocks[0]) == "sum" else None
 
@@ -55,6 +63,7 @@ _WANTED: dict[Linear, Callable[[Op, Operands], Operands | None]] = {
     Linear.ONE_FACTOR: _one_factor,
     Linear.NUMERATOR: _numerator,
     Linear.UPDATED: _updated,
+    Linear.WIDENED: _widened,
     Linear.SUMMED: _summed,
 }
 

@@ -28,6 +28,8 @@ _LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _PARTS = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation"})
 STRICT = "sdy_strict."
 """How the name scope of a strict region begins: `sdy_strict.error[model]`."""
+PIPELINE = "sdy_pipeline."
+"""How the name scope of a pipeline begins: `pipelines/schedules/marks.py`."""
 _STRICT = re.compile(r"sdy_strict\.(\w+)\[([^\]]*)\]")
 _BRANCH = re.compile(r"branch_\d+_fun")
 
@@ -208,4 +210,4 @@ def _scope(part: str) -> str:
         if match[1] in ("jit", "pjit"):
             return ""
         part = match[2]
-    return "" if part in _PARTS or part.startswith(STRICT) or _BRANCH.fullmatch(part) else part
+    return "" if part in _PARTS or part.startswith((STRICT, PIPELINE)) or _BRANCH.fullmatch(part) else part

@@ -105,11 +105,15 @@ def accumulator(edge: DataFlowEdge) -> Op | None:
     return uses[0][0] if len(added.uses) == 1 and added.uses[0] in edge.slots else None
 
 
+def loop_edge(op: Op, number: int) -> DataFlowEdge:
+    """The edge of what a loop carries at a number."""
+    (condition, body), result = op.blocks, op.results[number]
+    slots = ((op, number), (body.terminator, number))
+    return DataFlowEdge(result, slots, (result, condition.arguments[number], body.arguments[number]))
+
+
 def _loop(op: Op) -> Iterator[DataFlowEdge]:
-    condition, body = op.blocks
-    for i, result in enumerate(op.results):
-        slots = ((op, i), (body.terminator, i))
-        yield DataFlowEdge(result, slots, (result, condition.arguments[i], body.arguments[i]))
+    return (loop_edge(op, number) for number in range(len(op.results)))
 
 
 def _branches(op: Op) -> Iterator[DataFlowEdge]:

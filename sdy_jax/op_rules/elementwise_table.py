@@ -59,7 +59,7 @@ ELEMENTWISE: Mapping[str, Elementwise] = {
     "stablehlo.clamp": Elementwise(lax.clamp, NUMBERS),
     "stablehlo.compare": Elementwise(),
     "stablehlo.complex": Elementwise(lax.complex, FLOATS, passes={"sum": Linear.EVERY}),
-    "stablehlo.convert": Elementwise(),
+    "stablehlo.convert": Elementwise(passes={"sum": Linear.WIDENED}),
     "stablehlo.cosine": Elementwise(lax.cos, FLOATS),
     "stablehlo.count_leading_zeros": Elementwise(lax.clz, NUMBERS),
     "stablehlo.divide": Elementwise(lax.div, NUMBERS, passes={"sum": Linear.NUMERATOR}),

@@ -2,8 +2,8 @@
 
 If f is linear, the sum of f over partial sums is f of their sum: a product's partial sums may be negated, transposed,
 scaled and added to others first, and reduced once, where it is cheapest. What only moves elements around lets unreduced
-values of every kind pass. Each op's family says so beside its rule or strategy; conversions do not, because they would
-round each partial sum instead of the total.
+values of every kind pass. Each op's family says so beside its rule or strategy. Conversions to narrower types do not:
+they would round each partial sum instead of the total.
 See docs/explanation/strategies.md#partial-sums.
 """
 
@@ -30,6 +30,8 @@ class Linear(Enum):
     """The first, of numbers that are not rounded to integers."""
     UPDATED = auto()
     """The first two: what is updated, and by what."""
+    WIDENED = auto()
+    """The first, of floating-point numbers that are not rounded: converted to a type with more digits."""
     SUMMED = auto()
     """As `SUMMANDS`, of a reduction by the sum: an initial value that is not zero must count once."""
 

@@ -14,7 +14,6 @@ from sdy_jax.pipelines.layer_passes import Leaves
 
 def at(buffer: Any, *place: Any) -> Any:
     """The part at a place; that at slot 0 where the place is -1, none."""
-    buffer, place = _without_single(buffer, place)
     return _part(buffer, place).reshape(buffer.shape[len(place) :])
 
 
@@ -22,9 +21,8 @@ def put(buffers: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
     """Buffers with values at a place, where they are meant."""
     found = []
     for buffer, value in zip(buffers, values, strict=True):
-        whole, where = _without_single(buffer, place)
-        old = _part(whole, where)
-        found.append(_updated(buffer, whole, jnp.where(is_meant, value.reshape(old.shape), old), where))
+        old = _part(buffer, place)
+        found.append(_updated(buffer, jnp.where(is_meant, value.reshape(old.shape), old), place))
     return found
 
 
@@ -32,10 +30,9 @@ def added(sums: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
     """Sums with values added at a place of them, where they are meant."""
     found = []
     for total, value in zip(sums, values, strict=True):
-        whole, where = _without_single(total, place)
-        old = _part(whole, where)
-        new = jnp.where(is_meant, value, 0).astype(total.dtype).reshape(old.shape)
-        found.append(_updated(total, whole, old + new, where))
+        old = _part(total, place)
+        new = jnp.where(is_meant, value, jnp.zeros_like(value)).astype(total.dtype).reshape(old.shape)
+        found.append(_updated(total, old + new, place))
     return found
 
 
@@ -50,25 +47,22 @@ def sum_of(x: Any) -> Any:
     return jnp.zeros_like(x, dtype=jnp.float32 if narrow else x.dtype)
 
 
-def _without_single(buffer: Any, place: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """A buffer without the dimensions of size one among those of a place, and the place in it."""
-    sizes = buffer.shape[: len(place)]
-    shape = (*(size for size in sizes if size > 1), *buffer.shape[len(place) :])
-    kept = tuple(jnp.maximum(i, 0) for i, size in zip(place, sizes, strict=True) if size > 1)
-    return buffer.reshape(shape), kept
-
-
 def _starts(buffer: Any, place: Sequence[Any]) -> Any:
-    return (*place, *[np.int32(0)] * (buffer.ndim - len(place)))
+    """Where a part begins: known along dimensions of size one."""
+    own = (jnp.maximum(i, 0) if size > 1 else np.int32(0) for i, size in zip(place, buffer.shape, strict=False))
+    return (*own, *[np.int32(0)] * (buffer.ndim - len(place)))
+
+
+def _is_whole(buffer: Any, place: Sequence[Any]) -> bool:
+    return all(size == 1 for size in buffer.shape[: len(place)])
 
 
 def _part(buffer: Any, place: Sequence[Any]) -> Any:
-    if not place:
+    if _is_whole(buffer, place):
         return buffer
     sizes = (*[1] * len(place), *buffer.shape[len(place) :])
     return lax.dynamic_slice(buffer, _starts(buffer, place), sizes)
 
 
-def _updated(like: Any, buffer: Any, part: Any, place: Sequence[Any]) -> Any:
-    new = lax.dynamic_update_slice(buffer, part, _starts(buffer, place)) if place else part
-    return new.reshape(like.shape)
+def _updated(buffer: Any, part: Any, place: Sequence[Any]) -> Any:
+    return part if _is_whole(buffer, place) else lax.dynamic_update_slice(buffer, part, _starts(buffer, place))

@@ -94,7 +94,7 @@ def rounds_of(schedule: str, rounds: Any) -> int:
     return int(rounds)
 
 
-def check_same_types(given: Any, made: Any) -> None:
+def check_same_types(given: Any, made: Any, layer: str = "layer") -> None:
     """
     Raises:
         ArgumentError: what a layer makes of the activations is a tree of another structure, or of other types.
@@ -103,14 +103,14 @@ def check_same_types(given: Any, made: Any) -> None:
     found: Any = jax.tree.structure(made)
     if wanted != found:
         raise ArgumentError(
-            f"pipeline: layer takes activations of the structure {wanted} and returns {found}; expected the same"
+            f"pipeline: {layer} takes activations of the structure {wanted} and returns {found}; expected the same"
             + (" (with has_aux=True it returns activations and auxiliary results)" if found.num_leaves else "")
         )
     for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(given)[0], jax.tree.leaves(made), strict=True):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             name = "x" + jax.tree_util.keystr(path)
             raise ArgumentError(
-                f"pipeline: layer takes `{name}` as {text(old)} and returns it as {text(new)}, per microbatch; "
+                f"pipeline: {layer} takes `{name}` as {text(old)} and returns it as {text(new)}, per microbatch; "
                 "activations have one type between all layers"
             )
 
@@ -126,6 +126,6 @@ def check_loss(made: Any) -> None:
         ArgumentError: a loss is no real number.
     """
     leaves = jax.tree.leaves(made)
-    if len(leaves) != 1 or leaves[0].shape or not np.issubdtype(leaves[0].dtype, np.floating):
+    if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         types = ", ".join(map(text, leaves)) or "nothing"
         raise ArgumentError(f"pipeline: loss returns {types}; expected one floating-point number")

@@ -24,7 +24,8 @@ from jax import lax
 from sdy_jax.pipelines.buffers import added, at, put, stacked, sum_of
 from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
-from sdy_jax.pipelines.schedules import Kind, Table, Trip
+from sdy_jax.pipelines.schedules.marks import scope_of
+from sdy_jax.pipelines.schedules.tables import Kind, Table, Trip
 from sdy_jax.pipelines.slots import Slots
 
 State = dict[str, Any]
@@ -86,10 +87,12 @@ class Executor:
 
     def _trip(self, kinds: Sequence[Kind], state: State, rows: Any) -> tuple[State, None]:
         if Kind.BACKWARD in kinds:
-            state = state | {"down": self._sent(state["down"], -1)}
+            with jax.named_scope(scope_of(Kind.BACKWARD)):
+                state = state | {"down": self._sent(state["down"], -1)}
         for i, kind in enumerate(kinds):
             cell = Cell(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
-            state = state | _ROWS[kind](self, state, cell)
+            with jax.named_scope(scope_of(kind)):
+                state = state | _ROWS[kind](self, state, cell)
         return state, None
 
     @property

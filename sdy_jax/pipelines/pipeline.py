@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,17 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
 from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_same_length, leaves_of, rounds_of
+from sdy_jax.pipelines.different_layers import as_one
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.program import Program, Values
 from sdy_jax.pipelines.region import region_of
-from sdy_jax.pipelines.schedules import pipeline_schedule
+from sdy_jax.pipelines.schedules.tables import pipeline_schedule
 from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
 
 
 @api_boundary
 def pipeline(
-    layer: Callable[..., Any],
+    layer: Callable[..., Any] | Sequence[Callable[..., Any]],
     weights: Any,
     x: Any,
     extra: Any = None,
@@ -64,10 +65,12 @@ def pipeline(
     Args:
         layer: `layer(weights, x)`, then `extra` and `key` if they are given: from one layer's weights and activations
             to activations of the same types. With `has_aux`, to these and auxiliary results. It may communicate over
-            no mesh axis by itself, but for `shard_map`s over other axes.
+            no mesh axis by itself, but for `shard_map`s over other axes. Or a function per layer, where layers differ:
+            each gets its own layer's weights, and a stage runs those of its layers alone.
         weights: a tree of arrays whose first dimension is that of layers. Split it over `axis`, `P("stage", ...)`, so
             that each stage holds its own; with several rounds, or where stages do not divide the layers, they are
-            moved there (missing layers are computed with the last one's weights, and dropped).
+            moved there (missing layers are computed with the last one's weights, and dropped). Of a function per layer
+            they may be what `pack_layers` makes, each with a tree of its own.
         x: activations, a tree of arrays whose first dimension is the batch.
         extra: a tree that every layer reads, with the batch first; each layer sees the rows of its microbatch.
         axis: the mesh axis of the stages.
@@ -88,8 +91,10 @@ def pipeline(
     Raises:
         ShardingError: there is no mesh or no such axis, or the code around is manual on it.
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
-            divide; a layer that changes the types of activations; a loss that is no number.
-        UnsupportedError: `has_aux` with `loss`; a mesh with Explicit axes.
+            divide; a layer that changes the types of activations; a loss that is no number; not as many functions as
+            layers.
+        UnsupportedError: `has_aux` with `loss`; a mesh with Explicit axes; different functions where a stage has
+            several devices.
 
     Example:
         >>> mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -103,6 +108,7 @@ def pipeline(
     _check_batch(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
     table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
+    layer, weights = as_one(layer, weights, has_aux, region.alone)
     layers = check_same_length(leaves_of(weights, "weights"), "the number of layers")
     groups = region.stages * rounds
     grouping = Grouping(layers, -(-layers // groups), groups)
@@ -115,7 +121,7 @@ def pipeline(
     rest = [*[one(extra)] * (extra is not None), *[key] * (key is not None)]
     traced = trace_layer(region, layer, has_aux, one(batch), one(one(one(stacks))), *rest)
     head = None if loss is None else trace_loss(region, loss, one(batch), *[one(targets)] * (targets is not None))
-    program = Program(region, table, grouping, traced.call, None if head is None else head.call, traced.aux)
+    program = Program(region, schedule, table, grouping, traced.call, None if head is None else head.call, traced.aux)
     values = Values(
         weights=jax.tree.leaves(stacks),
         batch=jax.tree.leaves(batch),

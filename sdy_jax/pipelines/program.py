@@ -17,7 +17,8 @@ from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact, is_inexact
 from sdy_jax.pipelines.region import Region
-from sdy_jax.pipelines.schedules import Kind, Table
+from sdy_jax.pipelines.schedules.marks import Mark
+from sdy_jax.pipelines.schedules.tables import Kind, Table
 from sdy_jax.pipelines.slots import Slots
 
 
@@ -46,6 +47,7 @@ class Program:
 
     Attributes:
         region: where.
+        schedule: the name of the table.
         table: when.
         grouping: which layers.
         layer, loss: functions of leaves: constants first, then activations, then what else is read.
@@ -53,6 +55,7 @@ class Program:
     """
 
     region: Region
+    schedule: str
     table: Table
     grouping: Grouping
     layer: Callable[..., Any]
@@ -135,7 +138,9 @@ class Program:
         """A body of values, of a table's columns and more, as a function of values and more."""
         columns = columns_of(Slots(self.table), self.table, table)
         specs = (self._specs, P(None, self.region.axis), *in_specs)
-        mapped = self.region.mapped(body, specs, out_specs)
+        kinds = {row.kind for row in table.rows}
+        mark = Mark.of(self.schedule, self.region.axis, self.table, self.grouping.layers, kinds)
+        mapped = self.region.mapped(body, specs, out_specs, mark.scope)
         return lambda values, *more: mapped(values, columns, *more)
 
     def _executor(self, values: Values, ends: Leaves = (), aux: Leaves = ()) -> Executor:  # type: ignore[assignment]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import jax
@@ -31,13 +33,19 @@ class Region:
     stages: int
     alone: bool
 
-    def mapped(self, fun: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """A function of blocks as one of whole arrays."""
+    def mapped(self, fun: Callable[..., Any], in_specs: Any, out_specs: Any, scope: str = "") -> Callable[..., Any]:
+        """A function of blocks as one of whole arrays, in a name scope."""
         names = {self.axis}
         inside = jax.shard_map(
             fun, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False
         )
-        return jax.jit(inside)  # eagerly, jax maps over all axes only
+
+        @wraps(fun)
+        def scoped(*args: Any) -> Any:
+            with jax.named_scope(scope) if scope else nullcontext():
+                return inside(*args)
+
+        return jax.jit(scoped)  # eagerly, jax maps over all axes only
 
     def traced(self, fun: Callable[..., Any], types: Sequence[Any]) -> Any:
         """A function as a jaxpr with the types and the mesh that it sees in the region, and its results' types.

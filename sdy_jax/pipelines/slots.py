@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sdy_jax.pipelines.schedules import Cell, Kind, Table
+from sdy_jax.pipelines.schedules.tables import Cell, Kind, Table
 
 
 @dataclass(frozen=True, slots=True)

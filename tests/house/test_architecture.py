@@ -85,6 +85,7 @@ ROOMS = {
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
+    "pipelines.schedules": "errors ir",
     "plan.record": "errors files jax_internals representation ir",
     "plan.page": "errors representation plan.record",
     "python_source": (
@@ -114,7 +115,8 @@ ROOMS = {
         "version errors files jax_internals representation ir annotate op_rules propagation lowering.targets "
         "lowering.costs lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare "
         "lowering.memory lowering.whole_program lowering.recomputation lowering.blocking passes plan.record "
-        "plan.page python_source plan.border plan.estimates plan.explanations plan.pinning plan.cache"
+        "plan.page python_source plan.border plan.estimates plan.explanations plan.pinning plan.cache "
+        "pipelines.schedules"
     ),
     "plan.fixes": (
         "errors representation ir annotate lowering.emission lowering.interface plan.border plan.explanations plan"
@@ -140,7 +142,7 @@ ROOMS = {
         "contracts"
     ),
     "spec_trees": "errors jax_internals representation annotate",
-    "pipelines": "errors jax_internals representation annotate",
+    "pipelines": "errors jax_internals representation annotate pipelines.schedules",
     "equivalence": (
         "errors files jax_internals representation ir runtime annotate op_rules lowering.targets lowering.costs "
         "lowering.emission passes plan.page plan loading calls"
@@ -159,7 +161,7 @@ ROOMS = {
     "dialect": "representation annotate",
     "__init__": (
         "version errors representation annotate lowering.costs passes plan.record plan.html plan shard loading "
-        "contracts calls spec_trees pipelines equivalence testing registration dialect"
+        "contracts calls spec_trees pipelines.schedules pipelines equivalence testing registration dialect"
     ),
 }
 

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.pipelines.schedules import SCHEDULES
+from sdy_jax.pipelines.schedules.tables import SCHEDULES
 
 WIDTH = 6
 RNG = np.random.default_rng(3)
@@ -219,3 +219,8 @@ def test_explicit_axes_that_are_made_auto() -> None:
         x, w = jax.device_put(X, P("data")), jax.device_put(WEIGHTS, P("stage"))
         inside = jax.sharding.auto_axes(partial(piped, mesh=None), out_sharding=P("data"))
         agree(jax.jit(inside)(w, x), scanned(WEIGHTS, X))
+
+
+def test_there_are_no_forward_mode_derivatives() -> None:
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda w: piped(w, X), (WEIGHTS,), (WEIGHTS,))

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from sdy_jax.plan.record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedPlace, RecordedTensor
+from sdy_jax.plan.record.pipelines import RecordedPipeline
 from sdy_jax.plan.record.program import RecordedBuffer, RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.propagation import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
@@ -67,6 +68,7 @@ class _Columns:
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
             "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
             "blocked": [[each.type, each.line, each.dim, each.parts, each.bytes] for each in record.blocked],
+            "pipelines": list(map(_pipeline, record.pipelines)),
             "layouts": [record.layouts.sent, record.layouts.proposed_sent] if record.layouts is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
@@ -176,6 +178,19 @@ def _or_none(numbers: Iterable[int | None]) -> list[int]:
 
 def _note(note: RecordedNote) -> list[str]:
     return [note.op, note.line, note.message, note.scope]
+
+
+_OF_PIPELINES = (
+    *("schedule", "axis", "stages", "microbatches", "rounds", "layers", "trips", "bubble", "sent", "stacks", "carried"),
+    *("held", "groups", "durations", "kinds", "times", "op"),
+)
+
+
+def _pipeline(found: RecordedPipeline) -> dict[str, Any]:
+    """A pipeline; its timeline as a list per row: trip, kind, and microbatches and rounds by stage."""
+    rows = [[row.trip, found.kinds.index(row.kind), row.microbatches, row.rounds] for row in found.rows]
+    boundary = [found.forward_bytes, found.backward_bytes]
+    return {name: getattr(found, name) for name in _OF_PIPELINES} | {"boundary": boundary, "rows": rows}
 
 
 def _recomputed(found: RecordedRecomputed) -> list[Any]:

@@ -32,12 +32,15 @@ _SCRIPTS = (
     "reasons",
     "details",
     "memory",
+    "pipelines",
     "compare",
     "search",
     "headline",
     "main",
 )
 """The scripts in the order in which they run; each uses those before it, as one module."""
+
+_STYLES = ("page.css", "pipelines.css")
 
 
 def write_page(record: PlanRecord, path: str | os.PathLike[str], against: PlanRecord | None = None) -> None:
@@ -62,7 +65,7 @@ def page(record: PlanRecord, against: PlanRecord | None = None) -> str:
     parts = {
         "title": html.escape(f"{record.name}: plan"),
         "hash": f"sha256-{hashed}",
-        "style": _asset("page.css"),
+        "style": "\n".join(map(_asset, _STYLES)),
         "data": _json(data),
         "script": script,
     }

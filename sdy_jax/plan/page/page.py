@@ -18,6 +18,7 @@ from sdy_jax.plan.page.findings import (
     recomputed_section,
     repeated_section,
 )
+from sdy_jax.plan.page.pipelines import pipelines_section
 from sdy_jax.plan.page.sections import Section, fitted
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -40,6 +41,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         device_section(record),
         most_section(record),
         *border_sections(record),
+        pipelines_section(record),
         meshes_section(record),
         *automatic_sections(record),
         moves_section(record),

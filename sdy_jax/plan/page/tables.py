@@ -11,6 +11,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.plan.page.collectives import cause_of, said, trips
 from sdy_jax.plan.page.columns import aligned
 from sdy_jax.plan.page.findings import mesh_columns
+from sdy_jax.plan.page.pipelines import PipelineRow, pipeline_rows
 from sdy_jax.plan.page.terminal import coloured, show
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import PlanRecord
@@ -222,4 +223,5 @@ _TABLES: Mapping[str, tuple[str, Any, Callable[[PlanRecord], Iterator[Any]]]] = 
     "arguments": ("arguments and results", ArgumentRow, _arguments),
     "memory": ("what a device holds when it holds most", MemoryRow, _memory),
     "meshes": ("meshes", MeshRow, _meshes),
+    "pipelines": ("pipelines", PipelineRow, pipeline_rows),
 }

@@ -27,8 +27,8 @@ class Printed:
         """All rows of one kind, which the page folds.
 
         Args:
-            name: "collectives", "ops", "values", "arguments" (with results), "memory" (at the peak), or "meshes" (of
-                several those that were compared).
+            name: "collectives", "ops", "values", "arguments" (with results), "memory" (at the peak), "meshes" (of
+                several those that were compared), or "pipelines" (a row per stage).
 
         Returns:
             A `Table` to print; iterating over it gives its rows, which are named tuples.

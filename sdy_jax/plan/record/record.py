@@ -54,6 +54,7 @@ class PlanRecord(RecordedPlan):
         fingerprint: of the ordered collectives.
         recomputed: what is computed again for the sake of memory, if anything is.
         blocked: what is computed part by part for the sake of memory.
+        pipelines: the runs of `sdy.pipeline` in it.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
         choices: all that was searched for, from which `partition(plan=)` makes the plan again; in files, and where they
             were asked for: `Plan.record(choices=True)`. Records with and without them are equal.

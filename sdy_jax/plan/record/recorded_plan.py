@@ -8,6 +8,7 @@ from functools import cached_property
 
 from sdy_jax.plan.record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
 from sdy_jax.plan.record.choices import RecordedChoices
+from sdy_jax.plan.record.pipelines import RecordedPipeline
 from sdy_jax.plan.record.printing import Printed
 from sdy_jax.plan.record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan.record.propagation import RecordedPropagation
@@ -188,6 +189,7 @@ class RecordedPlan(Printed):
     propagation: RecordedPropagation | None = None
     meshes: tuple[RecordedComparedMesh, ...] = ()
     blocked: tuple[RecordedInParts, ...] = ()
+    pipelines: tuple[RecordedPipeline, ...] = ()
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)
 

@@ -44,6 +44,7 @@ from sdy_jax.plan.recording.code import code_of
 from sdy_jax.plan.recording.collectives import CollectiveRecords
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords
+from sdy_jax.plan.recording.pipelines import PipelineRecords
 from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.representation.mesh import Mesh
@@ -59,7 +60,8 @@ def record_of(plan: Answers) -> PlanRecord:
     tensors, ops = _ops(plan, places)
     border, count = BorderRecords(plan, tensors), len(plan.constants)
     arguments = border.arguments()
-    collectives = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
+    records = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
+    collectives = tuple(records.of(plan.collectives, plan.totals.counted))
     planned = plan.planned_with
     return PlanRecord(
         name=plan.name,
@@ -73,7 +75,7 @@ def record_of(plan: Answers) -> PlanRecord:
         results=tuple(border.results()),
         annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
         code=code_of(plan.stages["imported"], places) if ops is not None else (),
-        collectives=tuple(collectives.of(plan.collectives, plan.totals.counted)),
+        collectives=collectives,
         ops=tuple(ops.ops(plan.work_by_op)) if ops is not None else (),
         values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
         memory=_memory(plan, ops) if ops is not None else None,
@@ -91,6 +93,7 @@ def record_of(plan: Answers) -> PlanRecord:
         recomputed=_recomputed(plan.recomputed) if plan.recomputed is not None else None,
         meshes=tuple(_meshes(plan)),
         blocked=tuple(map(_in_parts, plan.blocked)),
+        pipelines=tuple(PipelineRecords(plan, places, ops, collectives).all()) if ops is not None else (),
     )
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import chromium
+import jax
+import jax.numpy as jnp
 import pytest
 from benchmarks import loaded
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from plan_pages import HOSTILE, LONG, MESH, SPECS, planned
 
 import sdy_jax as sdy
@@ -345,3 +348,22 @@ def test_pictures_show_a_weight_and_the_source(browser: Any, tmp_path: Path, mon
     seen = script.main()
     assert {path.name for path in (tmp_path / "images").iterdir()} == {"plan-light.png", "plan-dark.png"}
     assert seen == [(script.SELECTED, "Source")] * 2
+
+
+def test_a_pipeline_is_drawn_as_a_timeline(opened: Opened, pages: Path) -> None:
+    """A cell per stage and row, those that wait as well; other plans have no such view."""
+    mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    run = lambda w, x: sdy.pipeline(lambda w, x: jnp.tanh(x @ w), w, x, microbatches=4)  # noqa: E731
+    planned = sdy.partition(run, mesh=mesh, in_shardings=(P("stage"), P("data")))
+    planned.plan(jnp.ones((4, 8, 8)), jnp.ones((16, 8))).to_html(pages / "pipeline.html")
+    view = opened("pipeline.html")
+    view.click("#tab-pipelines")
+    assert view.locator(".timeline rect.forward").count() == 4 * 4
+    assert view.locator(".timeline rect.waits").count() == 4 * 3
+    assert (
+        view.locator(".timeline svg").get_attribute("aria-label") == "Timeline of 1f1b: a stage waits 43% of the time"
+    )
+    assert "microbatch 3" in view.locator(".timeline title").last.inner_html()
+    view.click("#view h3 .link")
+    assert "manual_computation" in view.locator("#details").inner_text()
+    assert opened("plan.html").locator("#tab-pipelines").count() == 0

@@ -5,6 +5,7 @@ const TABS = {
   graph: ["Graph", showGraph],
   source: ["Source", showSource],
   collectives: ["Collectives", showCollectives],
+  pipelines: ["Pipelines", showPipelines],
   border: ["Arguments", showBorder],
   changes: ["Planner’s changes", showChanges],
   notes: ["Notes", showNotes],
@@ -71,7 +72,8 @@ const step = (by) => goTo(app.moment + by, true);
 // Views.
 
 function showTabs() {
-  const names = Object.keys(TABS).filter((name) => name !== "compare" || app.plans.length > 1);
+  const shown = { compare: app.plans.length > 1, pipelines: app.plan.data.pipelines.length };
+  const names = Object.keys(TABS).filter((name) => shown[name] ?? true);
   const tabs = names.map((name) =>
     el("button", { role: "tab", id: `tab-${name}`, "aria-controls": "view", "aria-selected": app.tab === name, tabindex: app.tab === name ? 0 : -1, onclick: () => openTab(name) }, TABS[name][0]),
   );

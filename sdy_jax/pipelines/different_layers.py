@@ -1,0 +1,109 @@
+"""Layers that are different functions, as one that chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from sdy_jax.errors import ArgumentError, UnsupportedError
+from sdy_jax.pipelines.checks import check_same_length, check_same_types, leaves_of
+from sdy_jax.pipelines.packed_layers import PackedLayers, PackedTree
+from sdy_jax.pipelines.user_functions import strong
+
+Layer = Callable[..., Any]
+
+
+def as_one(layer: Layer | Sequence[Layer], weights: Any, has_aux: bool, alone: bool) -> tuple[Layer, Any]:
+    """One layer and a stack of weights, of a function, or of one per layer.
+
+    Args:
+        layer, weights, has_aux: as the user gave them.
+        alone: whether a stage is one device.
+
+    Raises:
+        ArgumentError: there are not as many functions as layers, or they return other types than each other.
+        UnsupportedError: functions differ, and a stage has several devices.
+    """
+    packed = isinstance(weights, PackedLayers)
+    if callable(layer):
+        if packed:
+            raise ArgumentError(
+                "pipeline: weights are packed, and layer is one function; expected a function per layer"
+            )
+        return layer, weights
+    count = len(weights.trees) if packed else check_same_length(leaves_of(weights, "weights"), "the number of layers")
+    if len(layer) != count:
+        raise ArgumentError(f"pipeline: layer has {len(layer)} functions, and weights are of {count} layers")
+    every = [(each, weights.trees[n] if packed else None) for n, each in enumerate(layer)]
+    distinct = list(dict.fromkeys(every))
+    if len(distinct) == 1 and not packed:
+        return layer[0], weights
+    if len(distinct) > 1 and not alone:
+        raise UnsupportedError(_SEVERAL_DEVICES)
+    firsts = [every.index(each) for each in distinct]
+    branches = [_Branch(f"layer[{n}]", *each, has_aux) for n, each in zip(firsts, distinct, strict=True)]
+    chosen = np.array([distinct.index(each) for each in every], np.int32)
+    return _Chosen(branches), (chosen, weights.arrays if packed else weights)
+
+
+_SEVERAL_DEVICES = (
+    "pipeline: layers are different functions, and a stage has several devices: what these exchange in a branch that "
+    "other stages do not take may never end; to fix: a mesh on which all other axes have size one, or one function"
+)
+
+
+class _Branch:
+    """One of the functions, of its own weights among those of all.
+
+    Args:
+        name: what errors call it.
+        function: the user's.
+        tree: how its weights are packed, if they are.
+        has_aux: whether it returns auxiliary results as well.
+    """
+
+    def __init__(self, name: str, function: Layer, tree: PackedTree | None, has_aux: bool):
+        self.name, self._function, self._tree, self._has_aux = name, function, tree, has_aux
+
+    def __call__(self, weights: Any, x: Any, *rest: Any) -> Any:
+        return self._function(weights if self._tree is None else self._tree.of(weights), x, *rest)
+
+    def check(self, x: Any, made: Any) -> None:
+        """
+        Raises:
+            ArgumentError: what it makes of the activations is of other types.
+        """
+        pair = self._has_aux and isinstance(made, tuple) and len(made) == 2
+        check_same_types(x, made[0] if pair else made, self.name)
+
+
+class _Chosen:
+    """A layer that runs one of some functions."""
+
+    def __init__(self, branches: Sequence[_Branch]):
+        self._branches = branches
+
+    def __call__(self, weights: tuple[Any, Any], x: Any, *rest: Any) -> Any:
+        chosen, own = weights
+        if len(self._branches) == 1:
+            return self._branches[0](own, x, *rest)
+        made = [jax.eval_shape(branch, own, x, *rest) for branch in self._branches]
+        for branch, each in zip(self._branches, made, strict=True):
+            branch.check(x, each)
+            if jax.tree.map(_type, each) != jax.tree.map(_type, made[0]):
+                raise ArgumentError(
+                    f"pipeline: {branch.name} and {self._branches[0].name} return auxiliary results of different types"
+                )
+        return lax.switch(chosen, [_with_strong_results(branch) for branch in self._branches], own, x, *rest)
+
+
+def _type(x: Any) -> tuple[Any, ...]:
+    return x.shape, x.dtype
+
+
+def _with_strong_results(branch: _Branch) -> Layer:
+    return lambda *args: strong(branch(*args))

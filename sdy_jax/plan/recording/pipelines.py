@@ -1,0 +1,161 @@
+"""The pipelines of a plan as plain data, found by what they write on their ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.locations import place_of
+from sdy_jax.ir.operations import manual_axes
+from sdy_jax.ir.stored_shardings import list_of
+from sdy_jax.lowering.analysis.local_bytes import LocalBytes
+from sdy_jax.lowering.analysis.trip_counts import executions
+from sdy_jax.pipelines.schedules.marks import Mark, mark_in, scope_of
+from sdy_jax.pipelines.schedules.tables import Kind, Table, pipeline_schedule
+from sdy_jax.plan.answers import Answers
+from sdy_jax.plan.record.pipelines import RecordedPipeline, RecordedRow
+from sdy_jax.plan.record.program import RecordedCollective
+from sdy_jax.plan.recording.ops import OpRecords
+from sdy_jax.plan.recording.places import Places
+
+_MANUAL, _LOOP, _PERMUTE = "sdy.manual_computation", "stablehlo.while", "stablehlo.collective_permute"
+
+_KINDS = {scope_of(kind): kind for kind in Kind}
+
+
+class PipelineRecords:
+    """Makes records of pipelines.
+
+    Args:
+        plan: with a partitioned program.
+        places, ops: of it.
+        collectives: its collectives, each with the op that it is.
+    """
+
+    def __init__(self, plan: Answers, places: Places, ops: OpRecords, collectives: Sequence[RecordedCollective]):
+        self._plan, self._places, self._ops = plan, places, ops
+        self._local = LocalBytes(plan.graph)
+        self._sending = {
+            ops.order[one.op]: (one.time - one.hidden) * one.times
+            for each in collectives
+            for one in each.single
+            if one.op is not None and one.counted
+        }
+
+    def all(self) -> Iterator[RecordedPipeline]:
+        """Those of the plan."""
+        for op in self._ops.order:
+            mark = mark_in(str(op.mlir.location)) if op.name == _MANUAL else None
+            if mark is not None and mark.axis in manual_axes(op) and not _is_inside(op, mark.axis):
+                yield self._of(op, mark)
+
+    def _of(self, region: Op, mark: Mark) -> RecordedPipeline:
+        table, times = mark.table, executions(region).times
+        durations = self._durations(region, table)
+        return RecordedPipeline(
+            mark.schedule,
+            mark.axis,
+            mark.stages,
+            mark.microbatches,
+            mark.rounds,
+            mark.layers,
+            len(table.trips),
+            table.bubble(durations or None),
+            self._places.of(region.mlir.location),
+            self._boundary_bytes(region, Kind.FORWARD),
+            self._boundary_bytes(region, Kind.BACKWARD),
+            self._sent(region) / times,
+            tuple(durations.values()),
+            sum(self._local.of(value) for value in _stacks(region, mark.axis)),
+            max((self._carried(loop) for loop in _loops(region)), default=0.0),
+            _held(mark),
+            tuple(_groups(mark)),
+            tuple(_rows(table)),
+            times,
+            self._ops.index[region],
+        )
+
+    def _boundary_bytes(self, region: Op, kind: Kind) -> float:
+        """What rows of a kind send in one trip."""
+        return max((sum(map(self._moved, _permutes(loop, kind))) for loop in _loops(region)), default=0.0)
+
+    def _sent(self, region: Op) -> float:
+        permutes = (op for loop in _loops(region) for kind in Kind for op in _permutes(loop, kind))
+        return sum(executions(op).times * self._moved(op) for op in permutes)
+
+    def _moved(self, permute: Op) -> float:
+        return self._local.of(permute.results[0])
+
+    def _carried(self, loop: Op) -> float:
+        body = loop.blocks[1]
+        pairs = zip(body.arguments, body.terminator.operands, strict=True)
+        return sum(self._local.of(argument) for argument, result in pairs if argument is not result)
+
+    def _durations(self, region: Op, table: Table) -> Mapping[Kind, float]:
+        """What a row of each kind takes by the cost model: products and the like, and what is sent inside of a stage.
+        Nothing where some compute nothing that is known."""
+        rows, found = [row.kind for row in table.rows], dict.fromkeys((row.kind for row in table.rows), 0.0)
+        work, flop = self._plan.work_by_op, self._plan.costs.flop / 2
+        for loop in _loops(region):
+            for op in (inner for top in loop.blocks[1].ops for inner in top.walk()):
+                done = work.get(op)
+                time = self._sending.get(op, 0.0) + (flop * done.flops * done.runs.times if done is not None else 0.0)
+                if time and (kind := _kind(op.ancestor_in(loop.blocks[1]))) in found:
+                    found[kind] += time
+        return {kind: time / rows.count(kind) for kind, time in found.items()} if all(found.values()) else {}
+
+
+def _is_inside(op: Op, axis: str) -> bool:
+    """Whether code around is manual on an axis: then the op is of a layer."""
+    parent = op.parent
+    while parent is not None and axis not in manual_axes(parent):
+        parent = parent.parent
+    return parent is not None
+
+
+def _loops(region: Op) -> list[Op]:
+    """A loop for each segment of the table."""
+    return [op for op in region.blocks[0].ops if op.name == _LOOP]
+
+
+def _permutes(loop: Op, kind: Kind) -> list[Op]:
+    """What rows of a kind send in a trip."""
+    return [op for op in loop.blocks[1].ops if op.name == _PERMUTE and _kind(op) is kind]
+
+
+def _kind(op: Op) -> Kind | None:
+    """The kind of the row that an op is of, which stands in the body of a segment's loop: the outermost scope that says
+    one. Those around the pipeline are not on the name stack of a loop's body."""
+    scopes = place_of(op.mlir.location).scope.split("/")
+    return next((_KINDS[scope] for scope in scopes if scope in _KINDS), None)
+
+
+def _stacks(region: Op, axis: str) -> Iterator[Value]:
+    """What is split by stage, in the body: weights and, of a pass apart, what the pass before has kept."""
+    shardings = list_of(region.mlir, "in_shardings")
+    for value, sharding in zip(region.blocks[0].arguments, shardings, strict=True):
+        if sharding is not None and sharding.axes and any(each.name == axis for each in sharding.axes[0]):
+            yield value
+
+
+def _held(mark: Mark) -> tuple[int, ...]:
+    if Kind.BACKWARD not in mark.kinds:
+        return ()
+    return pipeline_schedule(mark.schedule, mark.stages, mark.microbatches, mark.rounds).held()
+
+
+def _groups(mark: Mark) -> Iterator[str]:
+    """The layers of each stage."""
+    depth = -(-mark.layers // (mark.stages * mark.rounds))
+    for stage in range(mark.stages):
+        firsts = (depth * group for group in range(stage, mark.stages * mark.rounds, mark.stages))
+        spans = [(first, min(first + depth, mark.layers) - 1) for first in firsts if first < mark.layers]
+        yield ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _rows(table: Table) -> Iterator[RecordedRow]:
+    for number, trip in enumerate(table.trips):
+        for row in trip:
+            microbatches = tuple(-1 if cell is None else cell.microbatch for cell in row.cells)
+            rounds = tuple(0 if cell is None else cell.round for cell in row.cells)
+            yield RecordedRow(number, row.kind.value, microbatches, rounds)
