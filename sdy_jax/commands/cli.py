@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     command = import_module(f"sdy_jax.commands.{options.command}")
-    with import_module("sdy_jax.jax_internals.tracebacks").unfiltered():  # for `described_bug`
+    unfiltered = import_module("sdy_jax.jax_internals.tracebacks").unfiltered  # for `described_bug`
+    with unfiltered(), terminal.printed_warnings():
         status = int(command.run(options))
     sys.stdout.flush()
     return status

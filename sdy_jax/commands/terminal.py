@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TextIO
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from sdy_jax.errors import PartitionWarning
 
 _CODES = {"bold": "1", "red": "1;31", "green": "32", "yellow": "33", "faint": "2"}
 _ERROR = re.compile(r"(?m)^((?:[^\n]*?: )?)(error|note):")
@@ -24,6 +29,22 @@ def print_error(error: Exception) -> None:
     if _shows_styles(sys.stderr):
         text = _ERROR.sub(_emphasized, text)
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def printed_warnings() -> Iterator[None]:
+    """What warns prints `warning: ...` on standard error, with no line of ours; warnings of others are as they were."""
+    with warnings.catch_warnings():
+        other = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if category in (UserWarning, PartitionWarning):
+                print(f"{styled('warning:', 'yellow', sys.stderr)} {message}", file=sys.stderr)
+            else:
+                other(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 def _emphasized(match: re.Match[str]) -> str:

@@ -292,3 +292,22 @@ def test_strict_checks_are_asked_for(run):
     status, _, err = run(text, "--strict")
     assert status == 1
     assert err.startswith("m.mlir:1:37: error: [M7] sdy.mesh: its device ids are 0..1 in order; device ids that are 0")
+
+
+GROUP = """
+sdy.mesh @mesh = <["a"=2, "b"=2]>
+func.func @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>},
+    %y: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"b"}, {}]>}) {
+  sdy.sharding_group %x group_id=0 : tensor<8x8xf32>
+  sdy.sharding_group %y group_id=0 : tensor<8x8xf32>
+  return
+}
+"""
+
+
+def test_warnings_are_printed_without_lines_of_ours(tmp_path, capsys):
+    path = tmp_path / "m.mlir"
+    path.write_text(GROUP)
+    assert main(["opt", str(path), "--pipeline", "propagation-pipeline"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: the members of sharding group 0 have different shardings")
