@@ -73,7 +73,7 @@ def specification(spec: Any, place: str) -> Stated:
             raise no_sharding_text(spec, place, error) from None
     if spec is AUTO:
         raise ShardingError(f"{place} is AUTO, which only in_shardings and out_shardings of partition can be; state it")
-    if isinstance(spec, PartitionSpec) and any(AUTO in entry_names(entry) for entry in spec):
+    if isinstance(spec, PartitionSpec) and any(AUTO in entry_names(entry) for entry in spec.partitions):
         raise ShardingError(
             f"{place}: {spec} has AUTO for a dimension; to fix: write P.UNCONSTRAINED for a dimension that propagation "
             "decides, or, in in_shardings and out_shardings, sdy.AUTO in place of the whole PartitionSpec"

@@ -45,6 +45,14 @@ class PackedLayers:
     Attributes:
         arrays: each with the layers first.
         trees: how each layer's weights are made of its parts of the arrays.
+
+    Example:
+        >>> packed = pack_layers([{"w": jnp.ones((2, 3))}, {"b": jnp.ones(4)}])
+        >>> [array.shape for array in packed.arrays]
+        [(2, 2, 3), (2, 4)]
+
+    See also:
+        `pack_layers`: makes it.
     """
 
     arrays: list[Any]
@@ -80,6 +88,9 @@ def pack_layers(layers: Sequence[Any]) -> PackedLayers:
         >>> packed = pack_layers([{"w": jnp.ones((8, 16))}, {"up": jnp.ones((8, 8)), "scale": jnp.ones(8)}])
         >>> [array.shape for array in packed.arrays]
         [(2, 8, 16), (2, 8)]
+
+    See also:
+        `pipeline`: runs the layers.
     """
     if not layers:
         raise ArgumentError("pack_layers: there are no layers")

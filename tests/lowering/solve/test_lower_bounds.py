@@ -112,7 +112,7 @@ def test_experts_on_an_inner_axis_run_one_per_device():
     gradient is gathered, where reducing that of all would send twice as much."""
     weights = {"up": training.f32(8, 256, 1024), "down": training.f32(8, 1024, 256)}
     tokens, spec = training.f32(8, 16, 2, 256), {"up": P("y"), "down": P("y")}
-    costs = sdy.CostModel.of_machine("tpu v5e", "xy")  # op by op nothing is split along both axes, y first
+    costs = sdy.CostModel.of_machine("tpu v5e", ["x", "y"])  # op by op nothing is split along both axes, y first
 
     def step(weights, tokens):
         gradients = jax.grad(exchanged_by_experts, argnums=1)(tokens, weights)
