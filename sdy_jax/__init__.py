@@ -260,11 +260,10 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _FACES = ("dialect", "errors", "passes", "shard", "testing")
 
 _ELSEWHERE = {
-    *("ArgumentError", "ContractError", "DeletedArrayError", "InternalError", "MemoryLimitError", "ParseError"),
-    *("PartitionWarning", "PinnedPlanError", "ProcessError", "ShardingError", "UnsupportedError", "VerificationError"),
-    *("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
-    *("all_gather", "all_reduce", "all_slice", "all_to_all", "collective_permute", "data_flow_edge"),
-    *("propagation_barrier", "reduce_scatter", "replicated_to_unreduced", "sharded_to_unreduced", "sharding_group"),
+    *(name for name in _MODULES["sdy_jax.errors"] if name != "SdyError"),
+    *(name for module, names in _MODULES.items() if ".representation." in module for name in names),
+    *_MODULES["sdy_jax.annotate.collectives"],
+    *("data_flow_edge", "propagation_barrier", "sharding_group"),
     *("PackedLayers", "PlanRecord", "Program", "Verification"),
 }
 """Names of `__all__` that `dir` leaves out: `errors` and `dialect` have them, or functions return them."""

@@ -15,6 +15,22 @@ def known_integer(value: Value) -> int | None:
     return None if known is None else int(known)
 
 
+def known_integers(values: Sequence[Value]) -> list[int] | None:
+    """The numbers that integer arrays consist of; None where one is not known."""
+    found = [number for number in map(known_integer, values) if number is not None]
+    return found if len(found) == len(values) else None
+
+
+def clamped_starts(starts: Sequence[int], whole: Sequence[int], part: Sequence[int]) -> list[int]:
+    """Where a window begins of which the ops say that it fits."""
+    return [min(max(at, 0), n - size) for at, n, size in zip(starts, whole, part, strict=True)]
+
+
+def partial_dims(whole: Sequence[int], part: Sequence[int]) -> list[int]:
+    """The dimensions of which a window has only a part."""
+    return [d for d, (n, size) in enumerate(zip(whole, part, strict=True)) if n != size]
+
+
 def known_starts(indices: Value, dims: Sequence[int], rank: int) -> list[int] | None:
     """Where the one window of a gather or a scatter begins in each dimension, of which one index vector addresses some;
     None where that is not known."""

@@ -13,7 +13,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.new_ops import Place, created
-from sdy_jax.lowering.strategies.known_places import is_split_along, known_integer, known_starts
+from sdy_jax.lowering.strategies.known_places import (
+    clamped_starts,
+    is_split_along,
+    known_integers,
+    known_starts,
+    partial_dims,
+)
 from sdy_jax.lowering.strategies.registry import folds
 from sdy_jax.op_rules.op_attributes import gather_dimension_numbers
 
@@ -29,17 +35,16 @@ def _fold_gather(op: Op) -> bool:
 
 @folds("stablehlo.dynamic_slice")
 def _fold_slice(op: Op) -> bool:
-    starts = [at for at in map(known_integer, op.operands[1:]) if at is not None]
-    return len(starts) == op.results[0].rank and _fold(op, starts)
+    starts = known_integers(op.operands[1:])
+    return starts is not None and _fold(op, starts)
 
 
 def _fold(op: Op, starts: Sequence[int]) -> bool:
     """Starts are clamped, as by these ops."""
     whole, sizes = op.operands[0].shape or (), op.results[0].shape or ()
-    dims = [d for d, (n, size) in enumerate(zip(whole, sizes, strict=True)) if n != size]
-    if not is_split_along(op.operands[0], dims):
+    if not is_split_along(op.operands[0], partial_dims(whole, sizes)):
         return False
-    starts = [min(max(at, 0), n - size) for at, n, size in zip(starts, whole, sizes, strict=True)]
+    starts = clamped_starts(starts, whole, sizes)
     ends = [at + size for at, size in zip(starts, sizes, strict=True)]
     bounds = {"start_indices": starts, "limit_indices": ends, "strides": [1] * len(starts)}
     place, result = Place.before(op.mlir), op.results[0]

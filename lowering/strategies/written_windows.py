@@ -18,7 +18,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.new_ops import Place, any_number, created, filled, tensor_type
-from sdy_jax.lowering.strategies.known_places import is_split_along, known_integer, known_starts
+from sdy_jax.lowering.strategies.known_places import (
+    clamped_starts,
+    is_split_along,
+    known_integers,
+    known_starts,
+    partial_dims,
+)
 from sdy_jax.lowering.strategies.monoids import reduction_kind, returns_new
 from sdy_jax.lowering.strategies.registry import folds
 from sdy_jax.op_rules.op_attributes import scatter_dimension_numbers
@@ -33,11 +39,8 @@ written whole for it; with less, updates of a half are gathered."""
 def _fold_slice(op: Op) -> bool:
     """The op clamps its starts."""
     operand, update, *starts = op.operands
-    found = [at for at in map(known_integer, starts) if at is not None]
-    if len(found) != operand.rank:
-        return False
-    shapes = zip(found, operand.shape or (), update.shape or (), strict=True)
-    return _fold(op, update, [min(max(at, 0), n - m) for at, n, m in shapes])
+    found = known_integers(starts)
+    return found is not None and _fold(op, update, clamped_starts(found, operand.shape or (), update.shape or ()))
 
 
 @folds("stablehlo.scatter")
@@ -55,7 +58,7 @@ def _fold_scatter(op: Op) -> bool:
 def _fold(op: Op, update: Value, starts: Sequence[int]) -> bool:
     whole, part = op.operands[0].shape or (), update.shape or ()
     ends = [at + m for at, m in zip(starts, part, strict=True)]
-    dims = [d for d, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m]
+    dims = partial_dims(whole, part)
     is_inside = all(at >= 0 and end <= n for at, end, n in zip(starts, ends, whole, strict=True))
     if not (is_inside and math.prod(whole) <= _MOST * math.prod(part) and is_split_along(update, dims)):
         return False

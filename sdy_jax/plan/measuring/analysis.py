@@ -102,16 +102,20 @@ class Analysis:
         estimated = sum(each.estimated for each in seen)
         return sum(each.measured or 0.0 for each in seen) / estimated if estimated else None
 
+    @cached_property
+    def _sending(self) -> float:
+        """The seconds of all collectives that were measured."""
+        return sum(each.measured or 0.0 for each in self.collectives)
+
     @property
     def profile(self) -> StepProfile:
         """What `CostModel.calibrate` learns from. Work is what is left of a call for it."""
         plan, costs = self.plan, self.plan.costs
-        sent = sum(each.measured or 0.0 for each in self.collectives)
         return StepProfile(
             plan.device_kind,
             dict(plan.program.mesh.sizes),
             tuple([sends for each in self.collectives if (sends := each.sends)]),
-            max(self.seconds - sent, 0.0),
+            max(self.seconds - self._sending, 0.0),
             plan.time.compute,
             costs.flop,
             costs.memory,
@@ -144,10 +148,9 @@ class Analysis:
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
-        total = sum(each.measured or 0.0 for each in self.collectives)
         for each in self.collectives:
             off, most = self.off(each), max(each.measured or 0.0, self.estimated_seconds(each) or 0.0)
-            if off is not None and most > _LEAST * total and not 1 / _OFF <= off <= _OFF:
+            if off is not None and most > _LEAST * self._sending and not 1 / _OFF <= off <= _OFF:
                 yield f"{each.name}: took {_times(off)} times what the cost model says"
 
     def __str__(self) -> str:
@@ -156,8 +159,7 @@ class Analysis:
     def _totals(self) -> Iterator[str]:
         plan = self.plan
         yield f"{plan.headline}, run on {plan.device_kind}"
-        seen = sum(each.measured or 0.0 for each in self.collectives)
-        yield f"time    {seconds_text(self.seconds)} a call, {seconds_text(seen)} of it in collectives"
+        yield f"time    {seconds_text(self.seconds)} a call, {seconds_text(self._sending)} of it in collectives"
         yield f"        estimated {plan.time}"
         if self.memory is not None:
             yield f"memory  {self.memory}"

@@ -67,7 +67,6 @@ def _repeatable(
 def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
     costs, mesh, counted = plan.costs, plan.program.mesh, set(map(id, plan.totals.counted))
     records = [record for record in scope.records if id(record) in counted]
-    first = scope.records[0].members[0] if scope.records[0].members else scope.records[0]
     seen = [found.instructions[name] for name in scope.instructions if name in found.instructions]
     return MeasuredCollective(
         scope.name,
@@ -76,8 +75,8 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
         sum(r.times * r.costs(costs).sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in records),
         len(scope.instructions),
         sum(seen) if seen else None,
-        first.kind,
-        tuple(map(str, first.axes)),
+        scope.first.kind,
+        tuple(map(str, scope.first.axes)),
         any("-start" in name or "-done" in name for name in scope.instructions),
     )
 

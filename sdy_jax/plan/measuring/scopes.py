@@ -25,6 +25,11 @@ class Scope:
     records: tuple[CollectiveRecord, ...]
     instructions: tuple[str, ...]
 
+    @property
+    def first(self) -> CollectiveRecord:
+        """The collective that they are called after."""
+        return _first(self.records[0])
+
 
 def module_name(text: str) -> str:
     """The name of an HLO module, from its text."""
@@ -46,8 +51,12 @@ def scopes(records: Iterable[CollectiveRecord], text: str) -> list[Scope]:
     return [Scope(name, tuple(same), tuple(found.get(name, ()))) for name, same in planned.items()]
 
 
+def _first(record: CollectiveRecord) -> CollectiveRecord:
+    return record.members[0] if record.members else record
+
+
 def _scope_of(record: CollectiveRecord) -> str:
-    first = record.members[0] if record.members else record
+    first = _first(record)
     return scope_name(f"sdy.{first.kind}", first.axes, first.source)
 
 
