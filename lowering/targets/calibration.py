@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from sdy_jax.errors import SdyError
 from sdy_jax.files.whole import explained, write_whole
+from sdy_jax.lowering.targets.measured_files import held_in, number_of, parsed
 from sdy_jax.lowering.targets.rates import Link, rate, wire_bytes
 from sdy_jax.runtime.measuring import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
 
@@ -99,9 +99,7 @@ class Calibration:
         Raises:
             ValueError: the text is none of a file of this version.
         """
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.get("version") != VERSION:
-            raise ValueError(f"version {found.get('version') if isinstance(found, dict) else None!r}, not {VERSION}")
+        found = held_in(text, VERSION)
         axes = {name: AxisRates(int(of["size"]), *map(_rate_of, _of(of))) for name, of in found["axes"].items()}
         return cls(str(found["device_kind"]), axes, *(_rate_of(found[name]) for name in ("flop", "memory", "launch")))
 
@@ -123,9 +121,7 @@ def _of(axis: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _rate_of(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is no rate")
-    return float(value)
+    return number_of(value, "rate")
 
 
 def fitted(sizes: Mapping[str, int], times: Iterable[CollectiveTime]) -> dict[str, AxisRates]:
@@ -216,13 +212,7 @@ def read(file: Path, mesh: jax.sharding.Mesh) -> Calibration | None:
     """
     if (text := _text_of(file)) is None:
         return None
-    try:
-        found = Calibration.of_text(text)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise SdyError(
-            f"{file} is no calibration of this version: {what}; to fix: measure again, by again=True"
-        ) from None
+    found = parsed(lambda: Calibration.of_text(text), f"{file} is no calibration", "measure again, by again=True")
     wanted = mesh.devices.flat[0].device_kind, dict(mesh.shape)
     given = found.device_kind, {name: axis.size for name, axis in found.axes.items()}
     if given != wanted:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sdy_jax.errors import SdyError
 from sdy_jax.files.whole import explained, write_whole
+from sdy_jax.lowering.targets.measured_files import held_in, number_of, parsed
 
 VERSION = 1
 """Of the file."""
@@ -73,9 +72,7 @@ class StepProfile:
         Raises:
             ValueError: the text is none of a file of this version.
         """
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.get("version") != VERSION:
-            raise ValueError(f"version {found.get('version') if isinstance(found, dict) else None!r}, not {VERSION}")
+        found = held_in(text, VERSION)
         axes = {str(axis): int(size) for axis, size in found["axes"].items()}
         work, estimated, flop, memory = (_number(found[key]) for key in ("work", "estimated_work", "flop", "memory"))
         sends = tuple(map(_sends, found["sends"]))
@@ -108,13 +105,11 @@ def profile_of(given: Profiled | str | os.PathLike[str]) -> StepProfile:
         return given.profile
     with explained(f"the profile in {given} cannot be read", "give the path of a file that Analysis.save wrote"):
         text = Path(given).read_text(encoding="utf-8", errors="replace")
-    try:
-        return StepProfile.of_text(text, os.path.basename(given))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise SdyError(
-            f"{given} is no profile of this version: {what}; to fix: write it again, by plan.analyze(...).save(path)"
-        ) from None
+    return parsed(
+        lambda: StepProfile.of_text(text, os.path.basename(given)),
+        f"{given} is no profile",
+        "write it again, by plan.analyze(...).save(path)",
+    )
 
 
 def _sends(found: Mapping[str, Any]) -> MeasuredSends:
@@ -123,6 +118,4 @@ def _sends(found: Mapping[str, Any]) -> MeasuredSends:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is no measurement")
-    return float(value)
+    return number_of(value, "measurement")
