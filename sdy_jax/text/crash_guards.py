@@ -1,8 +1,9 @@
 """Mistakes in MLIR text that jaxlib's verifiers do not report but die of, and the process with them.
 
 They are looked for in the text. What hides behind an attribute alias is not found, nor a single-device mesh in the
-generic form of an op that has its attributes after its region. One more kills jaxlib 0.12 alone, and is no mistake for
-0.10: propagation edges on an `sdy.data_flow_edge` of a value that no data-flow op makes.
+generic form of an op that has its attributes after its region. A value used above its region is said by jaxlib, but
+breaks the memory of what is parsed next (jaxlib 0.10). One more kills jaxlib 0.12 alone, and is no mistake for 0.10:
+propagation edges on an `sdy.data_flow_edge` of a value that no data-flow op makes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ MOST_NESTED = 256
 jaxlib 0.10): its stack of 8 MB overflows at somewhere between 3,000 and 10,000 brackets, Python's limit at less than
 1,000 regions."""
 
+_OWN_REGIONS = re.compile(r"\bsdy\.(?:named|manual)_computation\b")
+"""Ops whose own parsers read regions, and let go of them where the text ends or breaks inside."""
+
+_VALUE = r"%[\w$.-]+"
+_RESULTS = rf"(?:^|(?<=[{{}}]))[ \t]*(?P<results>{_VALUE}(?::\d+)?(?:[ \t]*,[ \t]*{_VALUE}(?::\d+)?)*)[ \t]*="
+_VALUES = re.compile(
+    rf"{NO_BRACKET}|(?P<open>{{)|(?P<close>}})|{_RESULTS}|(?P<made>{_VALUE})(?=:[^:\d]|[ \t]*=)|(?P<used>{_VALUE})",
+    re.MULTILINE,
+)
+
 _BRACKETS = re.compile(rf"{NO_BRACKET}|(?P<open>[(\[{{<])|(?P<close>[)\]}}>])")
 
 
@@ -42,6 +53,8 @@ def fatal_mistakes(text: str) -> Iterator[tuple[int, str]]:
         yield from _unknown_meshes(text)
     if "sdy.manual_computation" in text:
         yield from _manual_on_single_device(text)
+    if _OWN_REGIONS.search(text):
+        yield from _used_above_their_region(text)
 
 
 def _too_deep(text: str) -> int | None:
@@ -79,3 +92,25 @@ def _manual_on_single_device(text: str) -> Iterator[tuple[int, str]]:
         if found:
             problem = f"sdy.manual_computation: a sharding is on a single device, {found[1]}"
             yield found.start(1), f"[O2a] {problem}; {RULES['O2a']}"
+
+
+def _used_above_their_region(text: str) -> Iterator[tuple[int, str]]:
+    """Uses of values that only a region below makes; uses outlive the region where the parser lets go of it."""
+    regions: list[set[str]] = [set()]
+    waiting: dict[str, tuple[int, int]] = {}
+    for match in _VALUES.finditer(text):
+        match match.lastgroup:
+            case "open":
+                regions.append(set())
+            case "close" if len(regions) > 1:
+                regions.pop()
+            case "used":
+                if not any(match["used"] in region for region in regions):
+                    waiting.setdefault(match["used"], (match.start(), len(regions)))
+            case "results" | "made" as group:
+                names = set(re.findall(_VALUE, match[group]))
+                regions[-1] |= names
+                for name in sorted(names & waiting.keys()):
+                    start, depth = waiting.pop(name)
+                    if depth < len(regions):
+                        yield start, f"{name} is used here, and made inside of a region below, which alone may use it"

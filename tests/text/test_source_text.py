@@ -126,6 +126,41 @@ def test_brackets_in_strings_and_arrows_do_not_count(context):
     parse_module(text, context)
 
 
+ABOVE = """sdy.mesh @mesh = <["a"=2]>
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.add %x, %seen : tensor<4xf32>
+  %1:2 = sdy.named_computation<"g">(%x) (%y: tensor<4xf32>) {
+    %seen, %other = "test.two"(%y) : (tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  ^bb0(%z: tensor<4xf32>):
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ABOVE, ABOVE.replace("%seen, %other", "%other, %seen"), ABOVE.replace("%seen, %other", "%seen:2")],
+)
+def test_uses_above_the_region_that_makes_a_value_are_errors(text, context):
+    """jaxlib's parser frees such a region before the uses, and corrupts the process's memory."""
+    found = error(text, context)
+    assert found.message == "%seen is used here, and made inside of a region below, which alone may use it"
+    assert (found.position.line, found.position.column) == (3, 26)
+
+
+def test_values_of_neighbouring_regions_may_have_one_name(context):
+    region = """sdy.named_computation<"g">(%x) (%y: tensor<4xf32>) {
+      %z:1 = "stablehlo.negate"(%y) : (tensor<4xf32>) -> tensor<4xf32>
+      %v = stablehlo.negate %z#0 : tensor<4xf32>
+      sdy.return %v : tensor<4xf32>
+    } : (tensor<4xf32>) -> tensor<4xf32>"""
+    text = f"""func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+    %0 = {region}
+    %1 = {region}
+    return %1 : tensor<4xf32>
+    }}"""
+    assert list(fatal_mistakes(text)) == []
+    parse_module(text, context)
+
+
 @pytest.mark.parametrize(
     "text",
     [
