@@ -9,6 +9,7 @@ from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.ir.context import new_context
 from sdy_jax.loading.artifacts import contents
 from sdy_jax.passes import parse, run_pipeline
+from sdy_jax.passes.data_flow_edges import check_given_edges
 from sdy_jax.text.modules import SourceError, check_device_ids, error_at, parse_module
 from sdy_jax.text.printer import module_text
 from sdy_jax.verification import verify_module
@@ -51,7 +52,7 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False, strict:
             tolerant = any(("strict", False) in each.options for each in passes)
             verify_module(module.operation, strict, tolerant=tolerant)
             run_pipeline(module.operation, passes)
-            _verify_result(module.operation)
+            _verify_result(module.operation, text, file)
             return module_text(module, generic)
     except SourceError:
         raise
@@ -65,8 +66,12 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False, strict:
         raise SourceError(described_bug(error), file) from error
 
 
-def _verify_result(module: ir.Operation) -> None:
+def _verify_result(module: ir.Operation, text: str, file: str) -> None:
+    """Verifies what passes have made. Where it is wrong and the given module breaks a documented rule, that is said."""
     try:
         verify_module(module)
     except SdyError as error:
+        given = parse_module(text, module.context, file).operation
+        check_given_edges(given)
+        verify_module(given, strict=True)
         raise InternalError(f"the passes have made a module that is wrong: {error}") from error

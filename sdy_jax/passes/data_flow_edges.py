@@ -27,7 +27,8 @@ from sdy_jax.ir.stored_shardings import list_of, result_attribute, set_list, set
 from sdy_jax.passes.debug_info import sink_attributes
 from sdy_jax.passes.propagation_edges import PROPAGATION_EDGES
 from sdy_jax.passes.sharding_origins import SHARDING_ORIGINS
-from sdy_jax.representation.manual_axes import add_free_axes
+from sdy_jax.representation.dialect_rules import RuleError
+from sdy_jax.representation.manual_axes import add_free_axes, erase_manual_axes
 from sdy_jax.representation.sharding import TensorSharding
 
 EDGE = "sdy.data_flow_edge"
@@ -108,6 +109,27 @@ def sink_edges_of(op: ir.Operation) -> None:
             found = [f and o and add_free_axes(o, f, manual_axes(op)) for o, f in zip(outer, found, strict=True)]
         set_list(op, "in_shardings", found)
     set_list(op, result_attribute(op), take_edges(op.results))
+
+
+def check_given_edges(module: ir.Operation) -> None:
+    """Checks that the edges of computations have the shardings that these state for them.
+
+    Raises:
+      RuleError: one has another one, which none has that passes made.
+    """
+    for op in named(module, *COMPUTATIONS):
+        inner = [s and erase_manual_axes(s, manual_axes(op)) for s in list_of(op, "in_shardings")]
+        _check_edges(op, block_argument_owners(op), inner)
+        _check_edges(op, op.results, list_of(op, "out_shardings"))
+
+
+def _check_edges(op: ir.Operation, owners: Sequence[ir.Value], stated: Sequence[TensorSharding | None]) -> None:
+    for owner, sharding in zip(owners, stated, strict=True):
+        edge = edge_of(owner)
+        found = None if edge is None else sharding_of(edge.results[0])
+        if edge is not None and found is not None and sharding is not None and found.axes != sharding.axes:
+            problem = f"{EDGE} has <{found}>, where {op.name} states <{sharding}>; to fix: leave edges to the passes"
+            raise RuleError(problem, str(edge.location))
 
 
 def take_edges(owners: Sequence[ir.Value], name: str = EDGE) -> list[TensorSharding | None]:

@@ -192,7 +192,8 @@ def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedS
     splitting = tuple(axis for axes in have.axes for axis in axes)
     flat = set_difference(more, splitting, mesh)
     if flat:
-        have = replace(have, unreduced_axes=_joined(have.unreduced_axes, flat, mesh))
+        unreduced = _joined(have.unreduced_axes, flat, mesh)
+        have = replace(have, unreduced_axes=unreduced, replicated_axes=())  # as in Shardy; parts of them could overlap
         yield SdyCollective("replicated_to_unreduced", flat), have
     lists = tuple(tuple(axis for axis in axes if axis in more) for axes in have.axes)
     if any(lists):

@@ -20,6 +20,7 @@ from sdy_jax.ir.stored_shardings import (
 )
 from sdy_jax.passes.call_graph import UniqueNames
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
+from sdy_jax.representation.axes import merge_neighbours
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
@@ -143,7 +144,8 @@ def remove_size_one_axes(module: ir.Operation) -> None:
 
 
 def _larger(axes: tuple[AxisRef, ...], mesh: Mesh) -> tuple[AxisRef, ...]:
-    return tuple(axis for axis in axes if axis.size(mesh) > 1)
+    """The other axes; parts of one axis that stand side by side now are one part."""
+    return merge_neighbours((axis for axis in axes if axis.size(mesh) > 1), mesh)
 
 
 def _shortened(dimension: DimensionSharding, mesh: Mesh) -> DimensionSharding:

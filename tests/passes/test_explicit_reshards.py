@@ -181,6 +181,16 @@ def test_the_reshard_at_a_call_comes_before_the_call() -> None:
     ]
 
 
+def test_what_becomes_unreduced_says_no_replicated_axes() -> None:
+    """Parts of them could overlap with those that are unreduced."""
+    replicated = ('"a"', '"a":(1)2', '"a":(2)2, "b"')
+    texts = [
+        moves(f"<@mesh, [{{}}, {{}}], replicated={{{axes}}}>", '<@mesh, [{}, {}], unreduced={"a"}>')[0]
+        for axes in replicated
+    ]
+    check(texts, PASS)
+
+
 # Whole pipelines.
 
 AXES = ('{"a"}', '{"b"}', '{"c"}', "{?}", '{"a", ?}', '{"b", ?}', '{"a", ?}p1', '{"c", ?}p2', '{"b", ?}p1')

@@ -91,6 +91,15 @@ def test_axes_of_size_one_vanish_from_shardings() -> None:
     assert '[{"a"}, {?}p1]' in dump(ours(text, "sdy-remove-size-one-axes"))
 
 
+def test_parts_of_an_axis_with_one_of_size_one_between_them_become_the_axis() -> None:
+    text = """
+      sdy.mesh @mesh = <["a"=4, "one"=1]>
+      func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a":(1)2, "one", "a":(2)2}]>}) {
+        return
+      }"""
+    assert '[{"a"}]' in dump(ours(text, "sdy-remove-size-one-axes"))
+
+
 NESTED_CALLS = """
 func.func @main(%x: tensor<8xf32>, %n: tensor<i32>) -> tensor<8xf32> {
   %0 = call @outer(%x) : (tensor<8xf32>) -> tensor<8xf32>

@@ -11,6 +11,7 @@ from mutated_modules import MODULES
 from places import HELPERS, ROOT
 
 from sdy_jax.commands.optimize import optimize
+from sdy_jax.text.modules import SourceError
 
 _PROGRAM = HELPERS / "mutated_modules.py"
 
@@ -47,3 +48,28 @@ def test_thousands_of_modules_with_mistakes_give_errors(first):
 @pytest.mark.parametrize("module", MODULES)
 def test_without_mistakes_they_are_right(module):
     optimize(module, "", "m.mlir")
+
+
+MANUAL = """sdy.mesh @mesh = <["a"=2, "b"=2]>
+func.func @main(%x: tensor<6xf32>) -> tensor<6xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[IN] out_shardings=[OUT] manual_axes={"a"}
+      (%y: tensor<6xf32>) {
+    EDGE
+    sdy.return %e : tensor<6xf32>
+  } : (tensor<6xf32>) -> tensor<6xf32>
+  %1 = sdy.sharding_constraint %x <@mesh, [{"a", ?}]> : tensor<6xf32>
+  %2 = stablehlo.add %0, %1 : tensor<6xf32>
+  return %2 : tensor<6xf32>
+}"""
+
+
+def test_what_passes_cannot_do_right_is_said_of_the_given_module():
+    """Modules that jaxlib's verifier takes, and whose propagation makes them wrong, in jaxlib as well."""
+    negated = MANUAL.replace("EDGE", "%e = stablehlo.negate %y : tensor<6xf32>")
+    unnamed = negated.replace("IN", '<@mesh, [{?}], replicated={"a"}>').replace("OUT", "<@mesh, [{?}]>")
+    with pytest.raises(SourceError, match=r"m.mlir:3:8: error: \[O2i\] .* does not name the manual axis \"a\""):
+        optimize(unnamed, "apply-sharding-constraints,basic-propagate", "m.mlir")
+    named = MANUAL.replace("OUT", '<@mesh, [{?}], replicated={"a"}>')
+    edge = named.replace("EDGE", '%e = sdy.data_flow_edge %y sharding=<@mesh, [{"b"}]> : tensor<6xf32>')
+    with pytest.raises(SourceError, match=r"m.mlir:5:\d+: error: sdy.data_flow_edge has <.*>, where sdy.manual_comp"):
+        optimize(edge.replace("IN", '<@mesh, [{}], replicated={"a", "b"}>'), "sink-data-flow-edges", "m.mlir")
