@@ -24,6 +24,7 @@ from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.axis_removal import without_axes
+from sdy_jax.plan.build import collection_paused
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.processes.comparison_primitive import compared
@@ -125,7 +126,9 @@ class PlannedCall:
 
     @cached_property
     def _graph(self) -> Graph:
-        return Graph(self.plan.program.module)
+        module = self.plan.program.module
+        with collection_paused():
+            return self.plan.graph if self.plan.stages.get("partitioned") is module else Graph(module)
 
     @cached_property
     def _live(self) -> LiveFunction:

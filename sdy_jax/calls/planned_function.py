@@ -243,7 +243,6 @@ class PlannedFunction:
     def _finished(self, plan: Plan, arguments: Arguments) -> Plan:
         """The plan with what only this function knows, once it is reported and checked."""
         report_notes(plan.notes, self.options.on_unknown)
-        warn_of(too_large(plan))
         plan = with_dialect_collectives(plan, arguments.mesh)
         plan = dataclasses.replace(
             plan,
@@ -252,6 +251,7 @@ class PlannedFunction:
             device_kind=device_kind(arguments.mesh),
             function=self.runner,
         )
+        warn_of(too_large(plan))  # which reads the graph of the plan that runs
         check(plan, self.options.budget, self.options.strict_axes)
         return plan
 

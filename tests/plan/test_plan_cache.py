@@ -21,6 +21,7 @@ from plan_edits import MLP
 import sdy_jax as sdy
 from sdy_jax.plan.cache.entry import checked_entry
 from sdy_jax.plan.cache.folder import FOLDER, LIMIT, cache_folder
+from sdy_jax.plan.cache.key import Key
 from sdy_jax.plan.pinning.digest import program_text
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -310,6 +311,43 @@ def test_processes_share_a_folder(folder):
     printed = {process.communicate(timeout=300)[0] for process in processes}
     assert len(printed) == 1 and all(process.returncode == 0 for process in processes)
     assert all(path.suffix == ".plan" for path in folder.iterdir())
+
+
+def test_entries_are_the_same_bytes_in_every_process(folder, monkeypatch):
+    kept = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        monkeypatch.setenv(FOLDER, str(folder / seed))
+        started(1).communicate("go\n", timeout=300)
+        (path,) = (folder / seed).iterdir()
+        kept.append((path.name, path.read_bytes()))
+    assert kept[0] == kept[1]
+
+
+def test_what_is_found_has_the_lines_of_now_without_being_moved_there(folder, monkeypatch):
+    of().plan(W, X)
+    monkeypatch.setattr("sdy_jax.plan.cached.Relocation", None)
+    of().plan(W, X)
+
+
+def test_keys_are_those_of_programs_without_lines_and_of_all_else():
+    def key(fun):
+        given = of(fun).plan(W, X)
+        return Key.of(given.traced, given.planned_with, given.source, ())
+
+    def scaled(factor):
+        return lambda w, x: (x @ w["up"]) * factor
+
+    def lower(w, x):
+        return (x @ w["up"]) * np.float32(1)
+
+    same_program = [key(scaled(np.float32(1))), key(lower)]
+    assert same_program[0].name == same_program[1].name and same_program[0].lines != same_program[1].lines
+    others = [np.float32(1), np.nextafter(np.float32(1), np.float32(2)), np.float32(-1), np.float32("nan"), 1, 2]
+    others += [np.float32(0), np.float32(-0.0)]
+    names = [key(scaled(factor)).name for factor in others]
+    assert names[0] == names[4]  # a Python 1 is the float32 that it meets
+    assert len({*names}) == len(others) - 1
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_no_broken_entry(folder, searches):

@@ -18,7 +18,7 @@ from sdy_jax.ir.locations import RUN_AGAIN, STRICT, is_computed_again, place_of
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.plan.border.planned_with import PlannedWith
-from sdy_jax.plan.pinning.digest import digest_of, program_text
+from sdy_jax.plan.pinning.digest import bytecode, digest_of
 from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.version import __version__
@@ -52,27 +52,27 @@ class Key:
             program, given, source: as of `build_plan`.
             held: the lines and types of values that are held where anything fits by that.
         """
-        with_lines = program_text(program.module, with_lines=True)
+        with_lines = bytecode(program.module, with_lines=True)
         said = [
             *_versions(),
             *_of_program(program),
             repr((recorded_costs(given.costs), recorded_policy(given.policy), recorded_target(given.target))),
             repr(given.inner),
             *_of_locations(program.module, with_lines, held),
-            program_text(program.module),
+            digest_of(bytecode(program.module, with_lines=False)),
         ]
-        return cls(digest_of("\n".join(said)), digest_of(f"{source}\n{with_lines}"))
+        return cls(digest_of("\n".join(said)), digest_of(source.encode(errors="surrogateescape") + b"\n" + with_lines))
 
 
-def _of_locations(module: ir.Operation, text: str, held: Collection[Mark]) -> Iterator[str]:
+def _of_locations(module: ir.Operation, with_lines: bytes, held: Collection[Mark]) -> Iterator[str]:
     """All of the locations of ops on which plans depend: which are the same, and which are of ops that
     `jax.checkpoint` lets run again, or of values that are held."""
     ops, numbers = pre_order(module), dict[ir.Attribute, int]()
     yield repr([numbers.setdefault(op.location.attr, len(numbers)) for op in ops])
-    if RUN_AGAIN in text:
+    if RUN_AGAIN.encode() in with_lines:
         yield repr([number for number, op in enumerate(ops) if is_computed_again(op.location)])
-    if STRICT in text:  # scopes say where, and an op may keep that of before
-        yield digest_of(text)
+    if STRICT.encode() in with_lines:  # scopes say where, and an op may keep that of before
+        yield digest_of(with_lines)
     if held:
         lines = {line for line, _ in held}
         yield repr([number for number, op in enumerate(ops) if place_of(op.location).line in lines])
