@@ -35,16 +35,24 @@ State = dict[str, Any]
 * `kept`, `deferred`: what forward rows keep for backward rows, and these for rows of weights, by slot;
 * `outs`, `aux`: results by microbatch, auxiliary ones by round and microbatch;
 * `results`, `loss`: results by slot, which wait for their loss; the mean of losses so far;
+* `loss_aux`: auxiliary results of the loss by microbatch;
 * `x`, `inputs`: cotangents of the batch and of other inputs; `loss_inputs`: of those of the loss.
 """
 
 
 @dataclass(frozen=True)
 class Head:
-    """The loss at the end of the last group, as the passes of a layer with one result."""
+    """The loss at the end of the last group, as the passes of a layer, whose first result it is.
+
+    Attributes:
+        passes, given: of the layer.
+        cotangent, aux_cotangents: of the loss of a microbatch, and of its auxiliary results by microbatch.
+    """
 
     passes: LayerPasses
     given: Inputs
+    cotangent: Any
+    aux_cotangents: Leaves
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,8 @@ class Executor:
         if "results" in state:
             changes["results"] = put(state["results"], y, is_last, cell.result)
         elif "loss" in state:
-            changes["loss"] = self._with_loss(state, is_last, self._loss(cell, y))
+            value, loss_aux = self._loss(cell, y)
+            changes |= self._with_loss(state, cell, value, loss_aux)
         return {name: changes[name] for name in changes if name in state}
 
     def backward(self, state: State, cell: Cell) -> State:
@@ -157,34 +166,39 @@ class Executor:
         is_last, y = self._is_last(cell), [at(leaf, cell.result) for leaf in state["results"]]
         if self.skips:
             none = zeros(jax.eval_shape(partial(self._loss_and_cotangents, cell), y))
-            loss, ends, found = lax.cond(is_last, partial(self._loss_and_cotangents, cell), lambda _: none, y)
+            loss, aux, ends, found = lax.cond(is_last, partial(self._loss_and_cotangents, cell), lambda _: none, y)
         else:
-            loss, ends, found = self._loss_and_cotangents(cell, y)
+            loss, aux, ends, found = self._loss_and_cotangents(cell, y)
         sums = state["loss_inputs"]
         constants = added(sums.constants, found.constants, is_last)
         extra = put(sums.extra, found.extra, is_last, cell.microbatch)
-        return {"loss": self._with_loss(state, is_last, loss), "loss_inputs": Inputs(constants, [], extra, [])}, ends
+        inputs = Inputs(constants, [], extra, [])
+        return {"loss_inputs": inputs, **self._with_loss(state, cell, loss, aux)}, ends
 
-    def _with_loss(self, state: State, is_last: Any, value: Any) -> Any:
-        """The mean so far."""
-        return state["loss"] + jnp.where(is_last, value, 0).astype(state["loss"].dtype) / self.table.microbatches
+    def _with_loss(self, state: State, cell: Cell, value: Any, aux: Leaves) -> State:
+        """The mean so far, and auxiliary results."""
+        is_last = self._is_last(cell)
+        mean = state["loss"] + jnp.where(is_last, value, 0).astype(state["loss"].dtype) / self.table.microbatches
+        kept = put(state["loss_aux"], aux, is_last, cell.microbatch) if "loss_aux" in state else []
+        return {"loss": mean, "loss_aux": kept} if kept else {"loss": mean}
 
     def _loss_inputs(self, cell: Cell) -> Inputs:
         assert self.head is not None
         given = self.head.given
         return Inputs(given.constants, [], [at(leaf, cell.microbatch) for leaf in given.extra], [])
 
-    def _loss(self, cell: Cell, y: Leaves) -> Any:
+    def _loss(self, cell: Cell, y: Leaves) -> tuple[Any, Leaves]:
         assert self.head is not None
-        (value,), _ = self.head.passes.forward(y, self._loss_inputs(cell))
-        return value
+        (value, *aux), _ = self.head.passes.forward(y, self._loss_inputs(cell))
+        return value, aux
 
-    def _loss_and_cotangents(self, cell: Cell, y: Leaves) -> tuple[Any, Leaves, Inputs]:
+    def _loss_and_cotangents(self, cell: Cell, y: Leaves) -> tuple[Any, Leaves, Leaves, Inputs]:
         assert self.head is not None
-        inputs = self._loss_inputs(cell)
-        (value,), kept = self.head.passes.forward(y, inputs)
-        ends, found = self.head.passes.backward(inputs, kept, [jnp.full_like(value, self.table.share)])
-        return value, ends, found
+        inputs, head = self._loss_inputs(cell), self.head
+        (value, *aux), kept = head.passes.forward(y, inputs)
+        turned = [head.cotangent, *(at(leaf, cell.microbatch) for leaf in head.aux_cotangents)]
+        ends, found = head.passes.backward(inputs, kept, turned)
+        return value, aux, ends, found
 
     def _no_up(self) -> Leaves:
         return [jnp.zeros_like(leaf[0]) for leaf in self.batch]
@@ -204,6 +218,10 @@ class Executor:
     def _no_loss(self) -> Any:
         assert self.head is not None
         return sum_of(self.head.passes.outs[0])
+
+    def _no_loss_aux(self) -> Leaves:
+        assert self.head is not None
+        return stacked(self.head.passes.outs[1:], self.table.microbatches)
 
     def _no_inputs(self) -> Inputs:
         given = self.given.inexact()
@@ -233,7 +251,7 @@ class Executor:
         def deferred() -> Leaves:
             x, inputs = self._one_layer()
             outs, kept = self.passes.forward(x, inputs)
-            return self.passes.backward_alone(inputs, kept, inexact(outs))[1]
+            return self.passes.backward_alone(inputs, kept, self.passes.turned(outs))[1]
 
         return stacked(jax.eval_shape(deferred), self.slots.kept[Kind.BACKWARD], self.grouping.depth)
 

@@ -63,15 +63,17 @@ class LayerPasses:
         layer: from the leaves of the activations and of its other inputs to activations and, after these, auxiliary
             results.
         x, inputs: their types.
+        turned: how many of the results the backward pass takes cotangents of; of all unless given.
     """
 
-    def __init__(self, layer: Callable[..., Sequence[Any]], x: Leaves, inputs: Inputs):
+    def __init__(self, layer: Callable[..., Sequence[Any]], x: Leaves, inputs: Inputs, turned: int | None = None):
         self._layer, self._width = layer, len(x)
         self._is_inexact = [is_inexact(each) for each in (*x, *inputs.leaves)]
         self.outs = list(jax.eval_shape(layer, *x, *inputs.leaves))
+        self._is_turned = [is_inexact(each) and (turned is None or n < turned) for n, each in enumerate(self.outs)]
         self._forward = inlined(self._with_residuals, [*x, *inputs.leaves])
         self._choose_kept()
-        cotangents = [each for each in self.outs if is_inexact(each)]
+        cotangents = self.turned(self.outs)
         residuals = [v.aval for v in (*self._kept, *self._remade)]
         backward = inlined(self._pulled, [*residuals, *cotangents], checkpoints=True)
         self._backward = Cut(backward, sum(map(is_inexact, x)))
@@ -83,13 +85,17 @@ class LayerPasses:
         def of(inexact: Leaves) -> tuple[Leaves, Leaves]:
             rest = iter(inexact)
             outs = self._layer(*(next(rest) if each else x for x, each in zip(leaves, self._is_inexact, strict=True)))
-            return [x for x in outs if is_inexact(x)], [x for x in outs if not is_inexact(x)]
+            return self.turned(outs), [x for x, each in zip(outs, self._is_turned, strict=True) if not each]
 
         inexact = [x for x, each in zip(leaves, self._is_inexact, strict=True) if each]
         first, pull, others = jax.vjp(of, inexact, has_aux=True)
         residuals, self._pull = jax.tree.flatten(pull)
         ordered = {True: iter(first), False: iter(others)}
-        return [*(next(ordered[is_inexact(each)]) for each in self.outs), *residuals]
+        return [*(next(ordered[each]) for each in self._is_turned), *residuals]
+
+    def turned(self, outs: Sequence[Any]) -> Leaves:
+        """The results that the backward pass takes cotangents of."""
+        return [x for x, each in zip(outs, self._is_turned, strict=True) if each]
 
     def _choose_kept(self) -> None:
         jaxpr = self._forward.jaxpr

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.errors import ArgumentError
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
 from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_same_length, leaves_of, rounds_of
@@ -35,6 +35,7 @@ def pipeline(
     has_aux: bool = False,
     loss: Callable[..., Any] | None = None,
     targets: Any = None,
+    loss_has_aux: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Any:
     """Runs a stack of layers over a mesh axis, like `jax.lax.scan` of `layer` over `weights`, microbatch by microbatch.
@@ -82,18 +83,21 @@ def pipeline(
         loss: `loss(x)`, or `loss(x, targets)`: from the last activations of a microbatch to a number. It is computed on
             the last stage, in turn with the layers; parameters of it are what it closes over.
         targets: a tree with the batch first, for `loss`.
+        loss_has_aux: whether `loss` returns `(number, aux)`.
         mesh: the mesh, where it is not the partition's or that of `jax.set_mesh`.
 
     Returns:
         The activations after the last layer, a tree like `x`; with `has_aux`, these and a tree of arrays of shape
-        (layers, microbatches, ...). With `loss`, the mean of the losses of all microbatches.
+        (layers, microbatches, ...). With `loss`, the mean of the losses of all microbatches; with `has_aux` or
+        `loss_has_aux`, this and the layers' tree, or the loss' with arrays of shape (microbatches, ...), or both as a
+        pair: what `jax.value_and_grad(..., has_aux=True)` takes.
 
     Raises:
         ShardingError: there is no mesh or no such axis, or the code around is manual on it.
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
             divide; a layer that changes the types of activations; a loss that is no number; not as many functions as
             layers.
-        UnsupportedError: `has_aux` with `loss`; a mesh with Explicit axes; different functions where a stage has
+        UnsupportedError: a mesh with Explicit axes; different functions where a stage has
             several devices.
 
     Example:
@@ -105,6 +109,8 @@ def pipeline(
     See also:
         `pipeline_schedule`: the schedule as a table.
     """
+    if loss_has_aux and loss is None:
+        raise ArgumentError("pipeline: loss_has_aux without a loss; to fix: pass loss=, or has_aux=True for layers")
     _check_batch(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
     table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
@@ -112,16 +118,19 @@ def pipeline(
     layers = check_same_length(leaves_of(weights, "weights"), "the number of layers")
     groups = region.stages * rounds
     grouping = Grouping(layers, -(-layers // groups), groups)
-    if loss is not None and has_aux:
-        raise UnsupportedError(_AUX_BESIDE_LOSS)
     parts = partial(jax.tree.map, lambda leaf: cut(strong(leaf), microbatches))
     batch, extra, targets = parts(x), parts(extra), parts(targets)
     stacks = jax.tree.map(lambda leaf: grouped(strong(leaf), grouping, region.stages), weights)
     one = partial(jax.tree.map, lambda leaf: leaf[0])
     rest = [*[one(extra)] * (extra is not None), *[key] * (key is not None)]
     traced = trace_layer(region, layer, has_aux, one(batch), one(one(one(stacks))), *rest)
-    head = None if loss is None else trace_loss(region, loss, one(batch), *[one(targets)] * (targets is not None))
-    program = Program(region, schedule, table, grouping, traced.call, None if head is None else head.call, traced.aux)
+    if loss is None:
+        head, last = None, None
+    else:
+        head = trace_loss(region, loss, loss_has_aux, one(batch), *[one(targets)] * (targets is not None))
+        last = head.call
+    loss_aux = [] if head is None else head.aux
+    program = Program(region, schedule, table, grouping, traced.call, last, traced.aux, loss_aux)
     values = Values(
         weights=jax.tree.leaves(stacks),
         batch=jax.tree.leaves(batch),
@@ -131,17 +140,15 @@ def pipeline(
         targets=jax.tree.leaves(targets),
         loss_constants=[] if head is None else head.constants,
     )
-    outs, aux = program(values)
-    if head is not None:
-        return outs.astype(head.aux[0].dtype)
-    y = jax.tree.unflatten(jax.tree.structure(x), map(joined, outs))
-    return (y, traced.with_aux([ungrouped(leaf, grouping) for leaf in aux])) if has_aux else y
-
-
-_AUX_BESIDE_LOSS = (
-    "pipeline: has_aux with loss: gradients are computed before anything outside can depend on auxiliary results; "
-    "to fix: let activations carry what the loss needs of them, in an array with the batch first, or leave loss out"
-)
+    made = program(values)
+    if head is None:
+        outs = jax.tree.unflatten(jax.tree.structure(x), map(joined, made.outs))
+    else:
+        outs = made.outs.astype(head.dtype)
+    aux = [traced.with_aux([ungrouped(leaf, grouping) for leaf in made.aux])] * has_aux
+    if head is not None and loss_has_aux:
+        aux.append(head.with_aux(made.loss_aux))
+    return (outs, aux[0] if len(aux) == 1 else tuple(aux)) if aux else outs
 
 
 def _check_batch(x: Any, extra: Any, targets: Any, microbatches: int) -> None:

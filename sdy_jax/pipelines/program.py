@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
@@ -41,6 +42,20 @@ class Values(NamedTuple):
     loss_constants: Leaves
 
 
+class Results(NamedTuple):
+    """What a pipeline makes, or the cotangents of it, as far as it has any.
+
+    Attributes:
+        outs: the last activations by microbatch, or the loss.
+        aux: auxiliary results of layers, of shape (stages, rounds, microbatches, depth, ...).
+        loss_aux: those of the loss, of shape (microbatches, ...).
+    """
+
+    outs: Any
+    aux: Leaves
+    loss_aux: Leaves
+
+
 @dataclass(frozen=True)
 class Program:
     """What runs.
@@ -51,7 +66,7 @@ class Program:
         table: when.
         grouping: which layers.
         layer, loss: functions of leaves: constants first, then activations, then what else is read.
-        aux: types of the auxiliary results of one layer.
+        aux, loss_aux: types of the auxiliary results of one layer, and of the loss.
     """
 
     region: Region
@@ -61,68 +76,97 @@ class Program:
     layer: Callable[..., Any]
     loss: Callable[..., Any] | None
     aux: Leaves
+    loss_aux: Leaves
 
-    def __call__(self, values: Values) -> tuple[Any, Leaves]:
-        """The results by microbatch, or the loss, and auxiliary results; with derivatives."""
+    def __call__(self, values: Values) -> Results:
+        """The results, with derivatives."""
         run = jax.custom_vjp(self._alone)
-        run.defvjp(self._first, self._second)
+        if self._has_aux_beside_loss:
+            run.defvjp(self._first_of_primals, self._second, symbolic_zeros=True)
+        else:
+            run.defvjp(self._first, self._second)
         return run(values)  # type: ignore[no-any-return]
 
-    def _alone(self, values: Values) -> tuple[Any, Leaves]:
-        return self._forward(self.table.only(Kind.FORWARD), False, values)[:2]
+    @property
+    def _has_aux_beside_loss(self) -> bool:
+        return self.loss is not None and bool(self.aux or self.loss_aux)
 
-    def _first(self, values: Values) -> tuple[tuple[Any, Leaves], Any]:
-        if self.loss is not None:
-            value, cotangents = self._whole(values)
-            return (value, []), (values, cotangents)
-        table, is_apart = self.table.only(Kind.FORWARD), self.table.starts_with_all_forwards
-        outs, aux, kept = self._forward(table, is_apart, values)
-        return (outs, aux), (values, kept)
+    def _alone(self, values: Values) -> Results:
+        return self._forward(self.table.only(Kind.FORWARD), False, values)[0]
 
-    def _second(self, residuals: Any, cotangents: tuple[Any, Leaves]) -> tuple[Values]:
-        (values, kept), (outs, aux), table = residuals, cotangents, self.table
+    def _first_of_primals(self, values: Any) -> tuple[Results, Any]:
+        return self._first(jax.tree.map(lambda primal: primal.value, values))
+
+    def _first(self, values: Values) -> tuple[Results, Any]:
         if self.loss is not None:
-            found = jax.tree.map(lambda x: (x * (outs / (table.microbatches * table.share))).astype(x.dtype), kept)
-        else:
-            ends = [x for x, value in zip(outs, values.batch, strict=True) if is_inexact(value)]
-            found = self._backward(kept, values, ends, [x for x, t in zip(aux, self.aux, strict=True) if is_inexact(t)])
+            results, cotangents = self._whole(values)
+            return results, (values, cotangents)
+        results, kept = self._forward(self.table.only(Kind.FORWARD), self.table.starts_with_all_forwards, values)
+        return results, (values, kept)
+
+    def _second(self, residuals: Any, cotangents: Results) -> tuple[Values]:
+        (values, kept), table = residuals, self.table
+        aux = [_inexact_of(*pair) for pair in ((cotangents.aux, self.aux), (cotangents.loss_aux, self.loss_aux))]
+        if self.loss is None:
+            ends = _inexact_of(cotangents.outs, values.batch)
+            found = self._backward(kept, values, Results(ends, *aux))
+        elif all(isinstance(x, SymbolicZero) for leaves in aux for x in leaves):
+            scale = _whole_zeros(cotangents.outs) / (table.microbatches * table.share)
+            found = jax.tree.map(lambda x: (x * scale).astype(x.dtype), kept)
+        else:  # of auxiliary results, too: what was computed along with the loss is without them
+            ends = [_whole_zeros(cotangents.outs) / table.microbatches]
+            found = self._whole(values, Results(ends, *(list(map(_whole_zeros, leaves)) for leaves in aux)))[1]
         return (_with_zeros(values, found),)
 
-    def _forward(self, table: Table, keeps: bool, values: Values) -> tuple[Any, Leaves, Leaves]:
-        """Forward rows alone: results, auxiliary results by stage, and what is kept by stage."""
-        end = "outs" if self.loss is None else "loss"
-        names = ("up", end, *["aux"] * bool(self.aux), *["kept"] * keeps)
+    def _forward(self, table: Table, keeps: bool, values: Values) -> tuple[Results, Leaves]:
+        """Forward rows alone: results, and what is kept by stage."""
+        names = (*self._made, "up", *["kept"] * keeps)
 
-        def body(values: Values, columns: Any) -> tuple[Any, Leaves, Leaves]:
+        def body(values: Values, columns: Any) -> tuple[Results, Leaves]:
             state = self._run(self._executor(values), table, columns, names, {})
-            ends = jax.tree.map(self._from_one, state[end])
-            return ends, _with_stages(state.get("aux", [])), _with_stages(state.get("kept", []))
+            return self._results(state), _with_stages(state.get("kept", []))
 
-        specs = (P(), P(self.region.axis), P(self.region.axis))
-        return self._mapped(body, table, (), specs)(values)  # type: ignore[no-any-return]
+        return self._mapped(body, table, (), (self._result_specs, P(self.region.axis)))(values)  # type: ignore[no-any-return]
 
-    def _backward(self, kept: Leaves, values: Values, ends: Leaves, aux: Leaves) -> Values:
+    def _backward(self, kept: Leaves, values: Values, ends: Results) -> Values:
         """All other rows, or where nothing was kept all rows: the cotangents of what has any."""
         table = self.table.only(Kind.BACKWARD, Kind.WEIGHTS) if kept else self.table
         names = ("down", "x", "inputs", *["up"] * (not kept), *["deferred"] * self._defers)
 
-        def body(values: Values, columns: Any, kept: Leaves, ends: Leaves, aux: Leaves) -> Values:
-            executor = self._executor(values, ends, [x[0] for x in aux])
-            state = self._run(executor, table, columns, names, {"kept": [x[0] for x in kept]} if kept else {})
-            return self._cotangents(values, state)
+        def body(values: Values, columns: Any, kept: Leaves, ends: Results) -> Values:
+            state = {"kept": [x[0] for x in kept]} if kept else {}
+            return self._cotangents(values, self._run(self._executor(values, ends), table, columns, names, state))
 
-        axis = P(self.region.axis)
-        return self._mapped(body, table, (axis, P(), axis), self._specs)(values, kept, ends, aux)  # type: ignore[no-any-return]
+        in_specs = P(self.region.axis), self._result_specs
+        return self._mapped(body, table, in_specs, self._specs)(values, kept, ends)  # type: ignore[no-any-return]
 
-    def _whole(self, values: Values) -> tuple[Any, Values]:
-        """All rows: the loss, and the cotangents of what has any."""
-        names = ("up", "down", "x", "inputs", "results", "loss", "loss_inputs", *["deferred"] * self._defers)
+    def _whole(self, values: Values, ends: Results | None = None) -> tuple[Results, Values]:
+        """All rows: results, and the cotangents of what has any, of the loss alone unless others are given."""
+        names = (*self._made, "up", "down", "x", "inputs", "results", "loss_inputs", *["deferred"] * self._defers)
 
-        def body(values: Values, columns: Any) -> tuple[Any, Values]:
-            state = self._run(self._executor(values), self.table, columns, names, {})
-            return self._from_one(state["loss"]), self._cotangents(values, state)
+        def body(values: Values, columns: Any, ends: Results | None) -> tuple[Results, Values]:
+            state = self._run(self._executor(values, ends), self.table, columns, names, {})
+            return self._results(state), self._cotangents(values, state)
 
-        return self._mapped(body, self.table, (), (P(), self._specs))(values)  # type: ignore[no-any-return]
+        results = self._result_specs
+        in_specs = None if ends is None else results
+        return self._mapped(body, self.table, (in_specs,), (results, self._specs))(values, ends)  # type: ignore[no-any-return]
+
+    @property
+    def _made(self) -> tuple[str, ...]:
+        """The names of results."""
+        end = "outs" if self.loss is None else "loss"
+        return (end, *["aux"] * bool(self.aux), *["loss_aux"] * bool(self.loss_aux))
+
+    def _results(self, state: State) -> Results:
+        """Those of a run, in the body."""
+        ends = state["outs" if self.loss is None else "loss"]
+        from_one = partial(jax.tree.map, self._from_one)
+        return Results(from_one(ends), _with_stages(state.get("aux", [])), from_one(state.get("loss_aux", [])))
+
+    @property
+    def _result_specs(self) -> Any:
+        return Results(P(), P(self.region.axis), P())  # type: ignore[arg-type]
 
     @property
     def _defers(self) -> bool:
@@ -143,34 +187,37 @@ class Program:
         mapped = self.region.mapped(body, specs, out_specs, mark.scope)
         return lambda values, *more: mapped(values, columns, *more)
 
-    def _executor(self, values: Values, ends: Leaves = (), aux: Leaves = ()) -> Executor:  # type: ignore[assignment]
+    def _executor(self, values: Values, ends: Results | None = None) -> Executor:
         weights = [x[0] for x in values.weights]
         given = Inputs(values.constants, weights, values.extra, values.key)
         one = Inputs(values.constants, [x[0, 0] for x in weights], [x[0] for x in values.extra], values.key)
         x = [x[0] for x in values.batch]
-        passes = LayerPasses(partial(_in_order, self.layer, len(x), len(values.constants)), x, one)
-        head = self._head(values, x)
+        turned = len(x) if self.loss is not None and ends is None else None
+        layer = partial(_in_order, self.layer, len(x), len(values.constants))
         return Executor(
             self.region.axis,
             self.table,
             Slots(self.table),
-            passes,
+            LayerPasses(layer, x, one, turned),
             self.grouping,
             given,
             values.batch,
-            list(ends),
-            list(aux),
-            head,
+            [] if ends is None or self.loss is not None else ends.outs,
+            [] if ends is None else [x[0] for x in ends.aux],
+            self._head(values, x, ends),
             self.region.alone,
         )
 
-    def _head(self, values: Values, x: Leaves) -> Head | None:
+    def _head(self, values: Values, x: Leaves, ends: Results | None) -> Head | None:
         if self.loss is None:
             return None
         loss = partial(_in_order, self.loss, len(x), len(values.loss_constants))
         given = Inputs(values.loss_constants, [], values.targets, [])
         one = Inputs(values.loss_constants, [], [leaf[0] for leaf in values.targets], [])
-        return Head(LayerPasses(loss, x, one), given)
+        passes = LayerPasses(loss, x, one, 1 if ends is None else None)
+        value = passes.outs[0]
+        cotangent = jnp.asarray(self.table.share if ends is None else ends.outs[0], value.dtype)
+        return Head(passes, given, cotangent, [] if ends is None else ends.loss_aux)
 
     def _run(self, executor: Executor, table: Table, columns: Any, names: tuple[str, ...], state: State) -> State:
         if "kept" not in state and Kind.BACKWARD in {row.kind for row in table.rows}:
@@ -218,6 +265,16 @@ def _in_order(fun: Callable[..., Any], width: int, constants: int, *leaves: Any)
 def _with_stages(leaves: Leaves) -> Leaves:
     """A dimension of size one for the mesh axis in front."""
     return [x[None] for x in leaves]
+
+
+def _inexact_of(leaves: Leaves, types: Leaves) -> Leaves:
+    """Those whose types have derivatives."""
+    return [x for x, each in zip(leaves, types, strict=True) if is_inexact(each)]
+
+
+def _whole_zeros(x: Any) -> Any:
+    """A cotangent as an array."""
+    return jnp.zeros(np.shape(x), x.dtype) if isinstance(x, SymbolicZero) else x
 
 
 def _with_zeros(values: Values, found: Values) -> Values:

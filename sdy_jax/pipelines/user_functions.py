@@ -22,7 +22,7 @@ class TracedFunction:
     Attributes:
         jaxpr: of it.
         constants: what it closes over.
-        aux: types of the results, of a layer those after the activations.
+        aux: types of the auxiliary results.
         structure: the tree of these.
     """
 
@@ -30,6 +30,11 @@ class TracedFunction:
     constants: list[Any]
     aux: list[Any]
     structure: Any
+
+    @property
+    def dtype(self) -> Any:
+        """Of the first result."""
+        return self.jaxpr.outvars[0].aval.dtype
 
     def call(self, constants: Sequence[Any], *leaves: Any) -> list[Any]:
         """Its results, with other arrays in place of the constants."""
@@ -64,15 +69,26 @@ def trace_layer(
     return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
 
-def trace_loss(region: Region, loss: Callable[..., Any], *args: Any) -> TracedFunction:
+def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: Any) -> TracedFunction:
     """A loss, called with the last activations and, if there are any, the targets.
 
     Raises:
-        ArgumentError: it is not one number.
+        ArgumentError: it is not one number, or has no auxiliary results where it should.
     """
-    closed, made = _traced(region, loss, args)
-    check_loss(made)
-    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(made), jax.tree.structure(made))
+
+    def called(*args: Any) -> tuple[Any, Any]:
+        made = loss(*args)
+        if not has_aux:
+            return made, ()
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ArgumentError(
+                "pipeline: with loss_has_aux=True loss returns a tuple of a number and auxiliary results"
+            )
+        return made[0], strong(made[1])
+
+    closed, (value, aux) = _traced(region, called, args)
+    check_loss(value)
+    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
 
 def strong(tree: Any) -> Any:

@@ -21,16 +21,19 @@ WIRE_BYTES: dict[str, WireFormula] = {
     "reduce-scatter": lambda g, operand: (g - 1) / g * operand,
     "all-to-all": lambda g, operand: (g - 1) / g * operand,
     "collective-permute": lambda senders, operand: operand if senders else 0,
+    "slice-send": lambda _, operand: operand,
 }
 """Bytes that one device sends in a group of g, from the local bytes of the operands. Given by ring algorithms. For a
-permute the first number is that of the devices that send: some may rest, but a step waits for the busiest."""
+permute the first number is that of the devices that send: some may rest, but a step waits for the busiest. A send over
+the network between slices of TPUs is of what a device gives to it, of a permute as of a sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class HloCollective:
     """One collective instruction of a compiled program.
 
-    `group_size`: devices per group; for a collective-permute the number of devices that send to another one.
+    `group_size`: devices per group; for a collective-permute the number of devices that send to another one, for a send
+    between slices 2, the least.
     `bytes`: local bytes of its operands. `wire_bytes`: bytes that a device sends in one execution. `count`: executions
     per run of the program, 0 in a branch that sends less than another one.
     """
@@ -185,6 +188,7 @@ class HloModule:
 
 
 _ASYNC_START = "async-collective-start"
+_BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
 _RESULT = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" ?(?P<opcode>[a-z][\w\-]*)\(")
@@ -219,9 +223,12 @@ def _parse_instruction(line: str) -> HloInstruction | None:
 
 def _as_it_runs(instruction: HloInstruction, computation: str) -> HloInstruction:
     """An instruction of a computation. TPUs run an all-reduce of which a fusion keeps a part as a reduce-scatter; by
-    that their compiler calls it (libtpu 0.0.52: `SingleInputAllReduceScatterFusion`)."""
+    that their compiler calls it (libtpu 0.0.52: `SingleInputAllReduceScatterFusion`). What devices of several slices
+    exchange their compiler makes of sends and receives, with work of the slice's own before and after."""
     if instruction.opcode == "all-reduce" and computation.startswith("all-reduce-scatter"):
         return replace(instruction, opcode="reduce-scatter")
+    if instruction.opcode == "send" and _BETWEEN_SLICES in instruction.attributes:
+        return replace(instruction, opcode="slice-send", is_start=True)
     return instruction
 
 
@@ -274,6 +281,6 @@ def group_size(attributes: str, devices: int) -> int:
 
 
 def collective_of(instruction: HloInstruction, module: HloModule, count: int) -> HloCollective:
-    size = group_size(instruction.attributes, module.devices)
+    size = 2 if instruction.opcode == "slice-send" else group_size(instruction.attributes, module.devices)
     operand = sum(module.bytes_of(name) for name in instruction.operands)
     return HloCollective(instruction.opcode, size, operand, WIRE_BYTES[instruction.opcode](size, operand), count)

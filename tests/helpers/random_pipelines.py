@@ -45,6 +45,9 @@ class Case:
     is_jitted: bool
     is_partitioned: bool
     options: dict[str, Any] = field(default_factory=dict)
+    loss_has_aux: bool = False
+    aux_moves: bool = True
+    """Whether auxiliary results have cotangents."""
 
 
 def draw(seed: int) -> Case:
@@ -56,7 +59,7 @@ def draw(seed: int) -> Case:
     if schedule == "interleaved":
         options["rounds"] = int(rng.integers(1, 4))
     has_loss = flip()
-    return Case(
+    case = Case(
         seed=seed,
         sizes=MESHES[rng.integers(len(MESHES))],
         layers=int(rng.integers(1, 10)),
@@ -72,6 +75,9 @@ def draw(seed: int) -> Case:
         is_partitioned=flip(),
         options=options,
     )
+    case.has_aux |= has_loss and flip()
+    case.loss_has_aux, case.aux_moves = has_loss and flip(), flip()
+    return case
 
 
 def arrays(case: Case) -> dict[str, Any]:
@@ -116,9 +122,11 @@ def layer_of(case: Case, shared: Any) -> Callable[..., Any]:
     return jax.checkpoint(made) if case.is_checkpointed else made
 
 
-def loss(y: Any, targets: Any, head: Any) -> Any:
-    value = jnp.mean((y["h"] @ head - targets) ** 2)
-    return value.astype(jnp.float32) if value.dtype == jnp.bfloat16 else value
+def loss(case: Case, head: Any, y: Any, targets: Any) -> Any:
+    logits = y["h"] @ head
+    value = jnp.mean((logits - targets) ** 2)
+    value = value.astype(jnp.float32) if value.dtype == jnp.bfloat16 else value
+    return (value, {"top": jnp.sum(logits**2), "right": jnp.sum(logits > targets)}) if case.loss_has_aux else value
 
 
 def parts(tree: Any, microbatches: int) -> list[Any]:
@@ -140,17 +148,24 @@ def plain(case: Case, key: Any, given: dict[str, Any]) -> Any:
             return made if case.has_aux else (made, None)
 
         y, aux = lax.scan(step, x, (given["weights"], jnp.arange(case.layers)))
-        outs.append(loss(y, targets, given["head"]) if case.has_loss else (y, aux))
+        outs.append((loss(case, given["head"], y, targets) if case.has_loss else y, aux))
+    aux = [jax.tree.map(lambda *xs: jnp.stack(xs, 1), *(out[1] for out in outs))] * case.has_aux
     if case.has_loss:
-        return sum(outs) / count
+        values = [out[0] for out in outs]
+        if case.loss_has_aux:
+            aux.append(jax.tree.map(lambda *xs: jnp.stack(xs), *(value[1] for value in values)))
+            values = [value[0] for value in values]
+        mean = sum(values) / count
+        return (mean, aux[0] if len(aux) == 1 else tuple(aux)) if aux else mean
     y = jax.tree.map(lambda *xs: jnp.stack(xs, 1).reshape(-1, *xs[0].shape[1:]), *(out[0] for out in outs))
-    return (y, jax.tree.map(lambda *xs: jnp.stack(xs, 1), *(out[1] for out in outs))) if case.has_aux else y
+    return (y, *aux) if aux else y
 
 
 def piped(case: Case, key: Any, given: dict[str, Any]) -> Any:
     options = dict(case.options, has_aux=case.has_aux, key=key if case.has_key else None)
     if case.has_loss:
-        options |= {"loss": partial(lambda head, y, t: loss(y, t, head), given["head"]), "targets": given["targets"]}
+        options |= {"loss": partial(loss, case, given["head"]), "targets": given["targets"]}
+        options["loss_has_aux"] = case.loss_has_aux
     extra = given["extra"] if case.has_extra else None
     if not case.is_partitioned:
         options["mesh"] = mesh_of(case.sizes)
@@ -176,7 +191,8 @@ def compare(case: Case) -> None:
         def of(moving: Any) -> Any:
             whole = jax.tree.map(lambda a, b: b if a is None else a, moving, given, is_leaf=lambda x: x is None)
             out = fun(case, key, whole)
-            return number(out), out
+            moves = case.aux_moves or not (case.has_aux or case.loss_has_aux)
+            return number(out if moves else out[0]), out
 
         return jax.grad(of, has_aux=True)(moving)
 

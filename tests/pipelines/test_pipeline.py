@@ -113,6 +113,64 @@ def test_a_layer_with_collectives_along_other_axes() -> None:
     agree(found, wanted.reshape(X.shape))
 
 
+def balanced(w: Any, x: Any) -> Any:
+    return layer(w, x), {"size": jnp.mean(x**2), "positive": jnp.sum(x > 0)}
+
+
+def with_metrics(w: Any, x: Any, **options: Any) -> Any:
+    """The loss; auxiliary results of the layers, and of the loss."""
+    loss = lambda y: (jnp.mean(y**2), {"top": y.max()})  # noqa: E731
+    options = {"mesh": MESH, "microbatches": 4, "has_aux": True, "loss_has_aux": True, **options}
+    return sdy.pipeline(balanced, w, x, loss=loss, **options)
+
+
+def with_metrics_scanned(w: Any, x: Any) -> Any:
+    parts = [lax.scan(lambda x, w: balanced(w, x), x[m::4], w) for m in range(4)]
+    sizes, tops = jnp.stack([aux["size"] for _, aux in parts], 1), jnp.stack([y.max() for y, _ in parts])
+    positive = jnp.stack([aux["positive"] for _, aux in parts], 1)
+    return sum(jnp.mean(y**2) for y, _ in parts) / 4, ({"size": sizes, "positive": positive}, {"top": tops})
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_auxiliary_results_beside_a_loss(schedule: str) -> None:
+    """What jax.value_and_grad gives with has_aux, alone and with derivatives of what auxiliary results enter."""
+    ours, theirs = partial(with_metrics, schedule=schedule), with_metrics_scanned
+    agree(jax.jit(ours)(WEIGHTS, X), theirs(WEIGHTS, X))
+    agree(*(jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(WEIGHTS, X) for f in (ours, theirs)), 1e-4)  # type: ignore[misc]
+
+    def total(f: Callable[..., Any], w: Any, x: Any) -> Any:
+        value, (layers, last) = f(w, x)
+        return value + jnp.sum(layers["size"] ** 2) + jnp.sum(last["top"] ** 3)
+
+    agree(*(jax.jit(jax.value_and_grad(partial(total, f), (0, 1)))(WEIGHTS, X) for f in (ours, theirs)), 1e-4)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_auxiliary_results_without_derivatives_cost_no_second_run(is_read: bool) -> None:
+    def step(w: Any, x: Any) -> Any:
+        value, aux = with_metrics(w, x, mesh=None)
+        return (value + jnp.sum(aux[0]["size"])) if is_read else value, aux
+
+    run = sdy.partition(jax.value_and_grad(step, has_aux=True), mesh=MESH, in_shardings=(P("stage"), P()))
+    assert len(run.plan(WEIGHTS, X).record().pipelines) == 1 + is_read
+
+
+@pytest.mark.more("transformations of a rule that looks for zero cotangents")
+def test_transformations_of_auxiliary_results() -> None:
+    def total(f: Callable[..., Any], w: Any, x: Any) -> Any:
+        value, (layers, _) = f(w, x)
+        return value + jnp.sum(layers["size"])
+
+    alone = lambda f: lambda w, x: f(w, x)[0]  # noqa: E731
+    for change in (
+        lambda f: jax.vmap(jax.grad(partial(total, f)), (None, 0)),
+        lambda f: lambda w, x: jax.grad(jax.checkpoint(alone(f)))(w, x[0]),
+        lambda f: lambda w, x: lax.map(lambda x: jax.grad(alone(f))(w, x), x),
+    ):
+        given = WEIGHTS, X[None] / [[[1.0]], [[2.0]]]
+        agree(jax.jit(change(with_metrics))(*given), change(with_metrics_scanned)(*given), 1e-4)
+
+
 def test_the_plan_has_what_stages_send() -> None:
     """Activations forward and cotangents back, a trip longer each than there are microbatches and other stages."""
     step = jax.value_and_grad(lambda w, x: piped(w, x, mesh=None, loss=lambda y: jnp.mean(y**2)))
@@ -154,7 +212,8 @@ WRONG = {
         "extra": {"mask": np.ones(8)}
     },
     "pipeline: loss returns f32[4,6]; expected one floating-point number": {"loss": lambda y: y},
-    "pipeline: has_aux with loss": {"loss": jnp.sum, "has_aux": True},
+    "pipeline: loss_has_aux without a loss": {"loss_has_aux": True},
+    "with loss_has_aux=True loss returns a tuple of a number": {"loss": jnp.sum, "loss_has_aux": True},
     "with has_aux=True layer returns a tuple of activations and auxiliary results": {"has_aux": True},
 }
 

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from sdy_jax.errors import ParseError
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.plan.hlo_module import HloCollective, bytes_of_type, group_size
+from sdy_jax.plan.hlo_schedule import overlapped
 
 
 def collectives(function, mesh: Mesh, *arguments: tuple[tuple[int, ...], P], out: P = P()) -> list[HloCollective]:
@@ -280,5 +281,37 @@ HloModule m, is_scheduled=true, num_partitions=4
 ENTRY %main (p: f32[8,4]) -> f32[2,4] {
   %p = f32[8,4]{1,0} parameter(0)
   ROOT %r = f32[2,4]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_sends_between_slices_count_and_those_to_hosts_do_not():
+    """As a permute over the axis of two slices is compiled for TPUs; a send has a start and a done."""
+    found = totals(collectives_in_hlo(BETWEEN_SLICES))
+    assert found.by_kind == {"slice-send": (1, 128.0)}
+    assert overlapped(BETWEEN_SLICES).by_kind == found.by_kind
+
+
+BETWEEN_SLICES = """\
+HloModule m, is_scheduled=true, num_partitions=16
+
+%double (x: f32[8,4]) -> f32[8,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  ROOT %y = f32[8,4]{1,0} add(%x, %x)
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %t = token[] after-all()
+  %s = (f32[8,4]{1,0}, u32[], token[]) send(%p, %t), channel_id=2, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target={{100000->200000}}}
+  %v = (f32[8,4]{1,0}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  %host = (f32[8,4]{1,0}, u32[], token[]) send(%p, %t), channel_id=3, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="tpu_host"}
+  %q = f32[8,4]{1,0} fusion(%p), kind=kLoop, calls=%double
+  %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
+  %w = (f32[8,4]{1,0}, token[]) recv-done(%v), channel_id=1, is_host_transfer=true
+  ROOT %r = f32[8,4]{1,0} get-tuple-element(%w), index=0
 }
 """
