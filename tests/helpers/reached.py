@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Reached:
             found: Decision | None = of(decisions, op, planned)
             if found is not None and (op.key == CALLBACK or any(map(_is_split, found.shardings))):
                 chosen = (planned and planned.strategy) or self._of.get(id(found.kind), found.kind.strategies[0])
-                self.strategies.add(f"{_family(op.key)}.{chosen.name}")
+                self.strategies.add(_listed_as(_family(op.key), chosen.name))
             return found
 
         return noting
@@ -92,6 +93,15 @@ def _is_split(sharding: Any) -> bool:
 
 def _family(key: str) -> str:
     return STRATEGIES[key].__module__.rpartition(".")[2] if key in STRATEGIES else "any"
+
+
+@cache
+def _listed_as(family: str, name: str) -> str:
+    """A strategy by the module that lists it: calls of libraries have those of other families."""
+    named = all_there_is()["strategies"]
+    others = [found for found in named if found.endswith(f".{name}")]
+    own = f"{family}.{name}"
+    return own if own in named or len(others) != 1 else others[0]
 
 
 def all_there_is() -> dict[str, list[str]]:
