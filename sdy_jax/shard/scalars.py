@@ -97,7 +97,7 @@ def _seen(x: jax.Array, is_unsigned: bool) -> jax.Array:
 
 
 def _bits(value: Value) -> int:
-    return 32 if value.dtype == "index" else int(value.dtype.lstrip("ui"))
+    return jnp.iinfo(dtype_of(value)).bits if value.dtype == "index" else int(value.dtype.lstrip("ui"))
 
 
 def _for_each(known: Callable[..., int], operands: Sequence[int | PerDevice]) -> int | PerDevice:
