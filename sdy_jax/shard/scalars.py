@@ -23,7 +23,7 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 from sdy_jax.shard.semantics.grid import Grid
-from sdy_jax.shard.semantics.integers import INTEGER, unsigned
+from sdy_jax.shard.semantics.integers import INTEGER, UNSIGNED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,17 +55,49 @@ def traced(x: Any) -> Any:
     return x.here() if isinstance(x, PerDevice) else x
 
 
-def _by(known: Callable[..., int], unknown: Callable[..., jax.Array]) -> Callable[[LocalOp, tuple[Any, ...]], Any]:
+def _by(
+    known: Callable[..., int],
+    unknown: Callable[..., jax.Array],
+    local: LocalOp,
+    operands: Sequence[Any],
+    is_unsigned: bool = False,
+) -> Any:
     """An op on integers by one function of those that are known, and another of those that are not."""
+    result, types = local.op.results[0], local.op.operands
+    if all(isinstance(x, (int, PerDevice)) for x in operands):
 
-    def compute(local: LocalOp, operands: tuple[Any, ...]) -> Any:
-        result = local.op.results[0]
-        if all(isinstance(x, (int, PerDevice)) for x in operands):
-            return _for_each(lambda *numbers: _wrapped(known(*numbers), result), operands)
-        arrays = (as_array(x, v) for x, v in zip(operands, local.op.operands, strict=True))
-        return _fitted(unknown(*arrays), dtype_of(result))
+        def compute(*numbers: int) -> int:
+            seen = (_seen_number(n, v, is_unsigned) for n, v in zip(numbers, types, strict=True))
+            made = known(*seen)
+            return _wrapped(_of_bits(made, _bits(result)) if is_unsigned else made, result)
 
-    return compute
+        return _for_each(compute, operands)
+    arrays = (_seen(as_array(x, v), is_unsigned) for x, v in zip(operands, types, strict=True))
+    return _fitted(unknown(*arrays), dtype_of(result))
+
+
+def _seen_number(number: int, value: Value, is_unsigned: bool) -> int:
+    """A number as an op takes it: with the sign of two's complement, or without one."""
+    if is_unsigned:
+        return number & ((1 << _bits(value)) - 1)
+    return number if value.dtype == "index" else _of_bits(number, _bits(value))
+
+
+def _of_bits(number: int, bits: int) -> int:
+    """What the lowest bits of a number say in two's complement."""
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if number >> (bits - 1) else number
+
+
+def _seen(x: jax.Array, is_unsigned: bool) -> jax.Array:
+    """Like `_seen_number` of an array; one bit becomes eight."""
+    if x.dtype == np.bool_:
+        return x.astype(jnp.uint8) if is_unsigned else -x.astype(jnp.int8)
+    return x.astype(np.dtype(f"uint{x.dtype.itemsize * 8}")) if is_unsigned else x
+
+
+def _bits(value: Value) -> int:
+    return jnp.iinfo(dtype_of(value)).bits if value.dtype == "index" else int(value.dtype.lstrip("ui"))
 
 
 def _for_each(known: Callable[..., int], operands: Sequence[int | PerDevice]) -> int | PerDevice:
@@ -83,9 +115,7 @@ def _wrapped(number: int, value: Value) -> int:
         return number
     if value.dtype == "i1":
         return number & 1
-    bits = int(value.dtype.lstrip("ui"))
-    number &= (1 << bits) - 1
-    return number - (1 << bits) if number >> (bits - 1) else number
+    return _of_bits(number, _bits(value))
 
 
 def _fitted(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
@@ -137,7 +167,7 @@ def _constant(local: LocalOp) -> Any:
 
 @emitter(*INTEGER)
 def _integer(local: LocalOp, *operands: Any) -> Any:
-    return _by(*INTEGER[local.op.name])(local, operands)
+    return _by(*INTEGER[local.op.name], local, operands, local.op.name in UNSIGNED)
 
 
 @emitter(*_FLOAT)
@@ -148,12 +178,10 @@ def _float(local: LocalOp, *operands: Any) -> Any:
 
 @emitter("arith.cmpi")
 def _compare(local: LocalOp, a: Any, b: Any) -> Any:
-    predicate = local.op.int("predicate")
-    if predicate < len(_COMPARISONS):
-        compare = _COMPARISONS[predicate]
-        return _by(lambda a, b: int(compare(a, b)), compare)(local, (a, b))
-    compare = _COMPARISONS[predicate - 4]
-    return compare(*(unsigned(as_array(x, v)) for x, v in zip((a, b), local.op.operands, strict=True)))
+    predicate, signed = local.op.int("predicate"), len(_COMPARISONS)
+    is_unsigned = predicate >= signed
+    compare = _COMPARISONS[predicate - 4 if is_unsigned else predicate]
+    return _by(lambda a, b: int(compare(a, b)), compare, local, (a, b), is_unsigned)
 
 
 @emitter("tensor.from_elements")

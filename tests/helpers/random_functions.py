@@ -116,9 +116,9 @@ def split(x, sharding):
     return x if SHARDINGS.get() is None or sharding is None else lax.with_sharding_constraint(x, sharding)
 
 
-def random_program(rng, mesh):
+def random_program(rng, mesh, ops=OPS):
     """A function of three matrices: a chain of ops on what is there, some of which is split, or its gradient."""
-    steps = [(rng.choice(OPS), rng.random(), rng.random(), rng.randrange(2)) for _ in range(rng.randrange(3, 9))]
+    steps = [(rng.choice(ops), rng.random(), rng.random(), rng.randrange(2)) for _ in range(rng.randrange(3, 9))]
     shardings = [NamedSharding(mesh, random_spec(rng, mesh.axis_names)) for _ in range(len(steps) + 3)]
     shardings = [sharding if rng.random() < 0.6 else None for sharding in shardings]
 
@@ -145,14 +145,14 @@ def random_spec(rng, axes):
     return P(*(tuple(dim) or None for dim in dims))
 
 
-def check(seed, count, machine=None, auto=False, **options):
+def check(seed, count, machine=None, auto=False, ops=OPS, **options):
     """Options are those of `sdy.partition`; plans are made for virtual CPU devices or for a machine. With `auto` the
     planner chooses the layouts of arguments."""
     rng = random.Random(seed)
     for number in range(count):
         shape, axes = rng.choice(MESHES)
         mesh, size = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(shape), tuple(axes)), rng.choice(SIZES)
-        program = random_program(rng, mesh)
+        program = random_program(rng, mesh, ops)
         specs = tuple(random_spec(rng, axes) if rng.random() < 0.8 and size == 8 else None for _ in range(3))
         specs = sdy.AUTO if auto else specs
         matrices = np.random.default_rng([seed, number]).standard_normal((3, size, size))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sdy_jax.ir.custom_ops import CALLBACK
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.candidates import choice
@@ -26,6 +28,8 @@ from sdy_jax.lowering.strategies.registry import STRATEGIES, Strategy
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 
 KINDS = ("ops", "strategies", "steps")
+_LOCAL = ("mesh.", "shard.", "scf.", "arith.", "tensor.", CALLBACK)
+"""Ops of programs on local arrays, and calls with whole values: nothing of them is split."""
 _NAMED = re.compile(r'Strategy\(\s*"(\w+)"')
 
 
@@ -56,7 +60,9 @@ class Reached:
             op = ops[0]
             if op.name in COLLECTIVE_OPS:
                 self.steps.add(op.name)
-            elif any(_is_split(emission._shardings.get(value)) for value in (*op.operands, *op.results)):
+            elif op.key.startswith(_LOCAL) or any(
+                _is_split(emission._shardings.get(value)) for value in (*op.operands, *op.results)
+            ):
                 self.ops.add(op.key)
             return compute(emission, ops)
 
@@ -73,9 +79,9 @@ class Reached:
     def _noting_strategies(self, of: Any) -> Any:
         def noting(decisions: Decisions, op: Op, planned: Decision | None = None) -> Decision | None:
             found: Decision | None = of(decisions, op, planned)
-            if found is not None and any(map(_is_split, found.shardings)):
+            if found is not None and (op.key == CALLBACK or any(map(_is_split, found.shardings))):
                 chosen = (planned and planned.strategy) or self._of.get(id(found.kind), found.kind.strategies[0])
-                self.strategies.add(f"{_family(op.key)}.{chosen.name}")
+                self.strategies.add(_listed_as(_family(op.key), chosen.name))
             return found
 
         return noting
@@ -87,6 +93,15 @@ def _is_split(sharding: Any) -> bool:
 
 def _family(key: str) -> str:
     return STRATEGIES[key].__module__.rpartition(".")[2] if key in STRATEGIES else "any"
+
+
+@cache
+def _listed_as(family: str, name: str) -> str:
+    """A strategy by the module that lists it: calls of libraries have those of other families."""
+    named = all_there_is()["strategies"]
+    others = [found for found in named if found.endswith(f".{name}")]
+    own = f"{family}.{name}"
+    return own if own in named or len(others) != 1 else others[0]
 
 
 def all_there_is() -> dict[str, list[str]]:

@@ -384,6 +384,42 @@ def test_arithmetic_is_the_same_before_the_run_and_in_it():
     assert traced.tolist() == known.tolist()
 
 
+SIGNS = """
+mesh.mesh @m(shape = 2)
+func.func @main(%a: index, %b: index, %p: i1, %q: i1) -> (tensor<9xindex>, tensor<9xindex>) {
+  %me = mesh.process_linear_index on @m : index
+  %c3 = arith.constant -3 : index
+  %c5 = arith.constant 5 : index
+  %yes = arith.constant true
+  %no = arith.constant false
+OPS(known, %c3, %c5, %yes, %no)
+OPS(traced, %a, %b, %p, %q)
+  return %known, %traced : tensor<9xindex>, tensor<9xindex>
+}"""
+
+
+def ops_with_signs(match):
+    """Ops to which it matters whether a number has a sign; of one bit, a true is -1."""
+    name, a, b, p, q = match[1].split(", ")
+    lines = [f"arith.{op} {a}, {b} : index" for op in ("remui", "divui", "minui", "maxui")]
+    bits = [f"arith.{op} {p}, {q} : i1" for op in ("minsi", "maxui", "addi", "cmpi slt,")]
+    lines = [f"%{name}{i} = {line}" for i, line in enumerate(lines)]
+    for i, bit in enumerate(bits, 4):
+        lines += [f"%{name}b{i} = {bit}", f"%{name}{i} = arith.index_cast %{name}b{i} : i1 to index"]
+    lines += [f"%{name}w = arith.extsi {p} : i1 to i8", f"%{name}8 = arith.index_cast %{name}w : i8 to index"]
+    values = ", ".join(f"%{name}{i}" for i in range(9))
+    return "\n".join([*lines, f"%{name} = tensor.from_elements {values} : tensor<9xindex>"])
+
+
+def test_signs_are_the_same_before_the_run_and_in_it():
+    text = re.sub(r"OPS\((.*)\)", ops_with_signs, SIGNS)
+    given = (np.array([n, n], dtype) for n, dtype in ((-3, np.int32), (5, np.int32), (True, bool), (False, bool)))
+    known, traced = runnable(text)(*given)
+    top = 2**32 - 3
+    assert known[0].tolist() == [top % 5, top // 5, 5, -3, -1, -1, -1, -1, -1]
+    assert traced.tolist() == known.tolist()
+
+
 def test_loops_and_calls():
     text = """
     mesh.mesh @m(shape = 4)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 
@@ -16,35 +15,35 @@ def _truncated(a: int, b: int) -> int:
     return -(-a // b) if (a < 0) != (b < 0) else a // b
 
 
-def unsigned(x: jax.Array) -> jax.Array:
-    return x.astype(np.dtype(f"uint{x.dtype.itemsize * 8}"))
+def _remainder(a: int, b: int) -> int:
+    return a - b * _truncated(a, b)
 
+
+_CASTS = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.index_castui")
 
 INTEGER: dict[str, tuple[Callable[..., int], Callable[..., jax.Array]]] = {
     "arith.addi": (operator.add, lax.add),
     "arith.subi": (operator.sub, lax.sub),
     "arith.muli": (operator.mul, lax.mul),
     "arith.divsi": (_truncated, lax.div),
-    "arith.divui": (_truncated, lambda a, b: lax.div(unsigned(a), unsigned(b))),
+    "arith.divui": (_truncated, lax.div),
     "arith.floordivsi": (operator.floordiv, jnp.floor_divide),
     "arith.ceildivsi": (lambda a, b: -(-a // b), lambda a, b: -jnp.floor_divide(-a, b)),
-    "arith.remsi": (lambda a, b: a - b * _truncated(a, b), lax.rem),
-    "arith.remui": (lambda a, b: a - b * _truncated(a, b), lambda a, b: lax.rem(unsigned(a), unsigned(b))),
+    "arith.remsi": (_remainder, lax.rem),
+    "arith.remui": (_remainder, lax.rem),
     "arith.andi": (operator.and_, lax.bitwise_and),
     "arith.ori": (operator.or_, lax.bitwise_or),
     "arith.xori": (operator.xor, lax.bitwise_xor),
     "arith.maxsi": (max, lax.max),
     "arith.minsi": (min, lax.min),
-    "arith.maxui": (max, lambda a, b: lax.max(unsigned(a), unsigned(b))),
-    "arith.minui": (min, lambda a, b: lax.min(unsigned(a), unsigned(b))),
-    "arith.extsi": (lambda a: a, lambda a: -a.astype(jnp.int8) if a.dtype == np.bool_ else a),
-    "arith.extui": (lambda a: a, lambda a: a if a.dtype == np.bool_ else unsigned(a)),
-    "arith.trunci": (lambda a: a, lambda a: a),
-    "arith.index_cast": (lambda a: a, lambda a: a),
-    "arith.index_castui": (lambda a: a, lambda a: a),
+    "arith.maxui": (max, lax.max),
+    "arith.minui": (min, lax.min),
+    **dict.fromkeys(_CASTS, (lambda a: a, lambda a: a)),
     "arith.select": (lambda p, a, b: a if p else b, jnp.where),
 }
-"""What known integers become, and arrays. Unsigned ops on known integers are of those that are not negative."""
+"""What known integers become, and arrays. Operands are as the op sees them: without a sign by `UNSIGNED`."""
+
+UNSIGNED = frozenset(name for name in INTEGER if "ui" in name)
 
 
 class Arithmetic:
