@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from sdy_jax.annotate.arguments import Leaf, argument_leaves, check_rules, match
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.strict import strict
+from sdy_jax.annotate.undecided import Decisions, Undecided, all_decisions, deciding
 from sdy_jax.annotate.user_function import check_call, check_function, function_name, function_signature
 from sdy_jax.calls.abstract_meshes import on_devices_of, with_devices
 from sdy_jax.calls.arguments import Arguments, Layouts
@@ -28,6 +29,7 @@ from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
 from sdy_jax.calls.statics import Statics
 from sdy_jax.calls.traced_function import TracedFunction
 from sdy_jax.calls.traces import is_planned
+from sdy_jax.calls.trials import best_decided
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
@@ -168,6 +170,8 @@ class PlannedFunction:
         sees is the same, and if it is the same program, it is not planned again."""
         own = _without_context(self._key(arguments))
         others = [call for key, call in self._calls.items() if _without_context(key) == own]
+        if others:
+            self.traced.decide(arguments, others[0].plan.decided.decisions)
         program = self.traced.program(arguments) if others else None
         plan = next((call.plan for call in others if program and is_planned(program, call.plan)), None)
         if program is None or plan is None:
@@ -189,6 +193,7 @@ class PlannedFunction:
 
     def _call_of(self, plan: Plan, arguments: Arguments) -> PlannedCall:
         """The call that a plan is of, which is kept for calls like it."""
+        self.traced.decide(arguments, plan.decided.decisions)
         plan = self._finished(plan, arguments)
         call = PlannedCall(plan, arguments.mesh, self._of_derivatives(arguments.mesh, self.of or plan), of=self.of)
         if call.outer:  # ends with its trace
@@ -215,6 +220,15 @@ class PlannedFunction:
         return _PartsOfDerivatives(self._of_derivative, self.name, self.options.of_derivatives(mesh), of)
 
     def _made(self, arguments: Arguments) -> Plan:
+        """The plan of a call; of what the function leaves to the planner, the best of one for each choice."""
+        with suppress(Undecided):
+            return self._made_as_decided(arguments)
+        with collection_paused():
+            fixed = None if self._pinned is None else self._pinned.taken
+            choices = list(all_decisions(lambda: self.traced.program(arguments), fixed))
+        return best_decided(choices, lambda: self._made_as_decided(arguments))
+
+    def _made_as_decided(self, arguments: Arguments) -> Plan:
         mesh, options = arguments.mesh, self.options
         self._check_rules(mesh)
         with collection_paused():
@@ -247,7 +261,7 @@ class PlannedFunction:
         plan = dataclasses.replace(
             plan,
             as_passed=arguments.as_passed,
-            resized=functools.partial(self._resized, arguments.types),
+            resized=functools.partial(self._resized, arguments.types, plan.decided.decisions),
             device_kind=device_kind(arguments.mesh),
             function=self.runner,
         )
@@ -255,16 +269,28 @@ class PlannedFunction:
         check(plan, self.options.budget, self.options.strict_axes)
         return plan
 
-    def _resized(self, arguments: Arguments, size: int, other: int) -> Program:
+    def _resized(self, arguments: Arguments, decisions: Decisions, size: int, other: int) -> Program:
         """The program of arguments that have another size wherever they have this one."""
-        return self.traced.program(arguments.resized(size, other))
+        with deciding(decisions):
+            return self.traced.program(arguments.resized(size, other))
+
+    def program(self, arguments: Arguments) -> Program:
+        """The program of a call as it is traced; nothing is planned but what decides on it."""
+        with suppress(Undecided):
+            return self.traced.program(arguments)
+        self.planned(arguments)
+        return self.traced.program(arguments)
 
     def types_of_results(self, arguments: Arguments) -> Any:
-        """What the function returns, on Auto axes; nothing is planned, and what is known is not traced again."""
+        """What the function returns, on Auto axes; nothing is planned unless it leaves something to the planner, and
+        what is known is not traced again."""
         if (known := self.known(arguments)) is not None:
             program = known.plan.program
             return jax.tree.unflatten(program.out_tree, program.out_info)
-        return self.traced.types_of_results(arguments)
+        with suppress(Undecided):
+            return self.traced.types_of_results(arguments)
+        self.planned(arguments)
+        return self.types_of_results(arguments)
 
     def inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 
 from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.automatic import AUTO
-from sdy_jax.errors import MemoryLimitError, ShardingError
+from sdy_jax.calls.trials import best_of
+from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
 from sdy_jax.plan.plan import Plan
@@ -105,22 +105,13 @@ def best_plan(meshes: Sequence[AnyMesh], planned: Callable[[int], Plan]) -> tupl
     Raises:
         MemoryLimitError: no plan fits on any of them; that on the one with the least.
     """
-    best: tuple[int, Plan] | None = None
-    compared, problems = list[ComparedMesh](), list[MemoryLimitError]()
-    for number, mesh in enumerate(meshes):
-        try:
-            plan = _planned_on(mesh, number, planned)
-        except MemoryLimitError as error:
-            compared.append(ComparedMesh.refused(mesh_from_jax(mesh), error))
-            problems.append(error.with_traceback(None))  # which keeps what it was raised in
-        else:
-            compared.append(plan.compared)
-            best = (number, plan) if best is None or compared[-1].rank < compared[best[0]].rank else best
-            del plan
-        gc.collect()  # what is left of a plan refers to itself
-    if best is None:
-        raise min(problems, key=lambda problem: problem.least)
-    return best[0], replace(best[1], meshes=tuple(compared))
+    number, plan, compared = best_of(
+        len(meshes),
+        lambda number: _planned_on(meshes[number], number, planned),
+        lambda number, plan: plan.compared,
+        lambda number, error: ComparedMesh.refused(mesh_from_jax(meshes[number]), error),
+    )
+    return number, replace(plan, meshes=compared)
 
 
 def _planned_on(mesh: AnyMesh, number: int, planned: Callable[[int], Plan]) -> Plan:

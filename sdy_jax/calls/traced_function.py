@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from sdy_jax.annotate.arguments import Leaf, Parameters, abstracted
 from sdy_jax.annotate.border_types import in_memory, on_mesh
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.traced_program import Border, from_function
+from sdy_jax.annotate.undecided import Decisions, deciding, decisions, taking_first
 from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.donation import donated_leaves
@@ -75,11 +77,13 @@ class TracedFunction:
         self.is_typed: bool | None = None
         self._parameters = Parameters.of(fun)
         self._traces: dict[Any, Trace] = {}
+        self._decided: dict[Any, Decisions] = {}
         self._meshes_inside: dict[Any, AnyMesh | None] = {}
 
     def forget(self) -> None:
         """Forgets all traces."""
         self._traces.clear()
+        self._decided.clear()
         self._meshes_inside.clear()
 
     def dynamic_parameters(self, statics: Statics) -> Parameters:
@@ -130,10 +134,27 @@ class TracedFunction:
 
     def is_traced(self, arguments: Arguments) -> bool:
         """Whether a call needs no new trace of the user's function."""
-        return key_of_trace(arguments) in self._traces
+        with self._as_decided(arguments):
+            return key_of_trace(arguments) in self._traces
+
+    def decide(self, arguments: Arguments, made: Decisions) -> None:
+        """Makes calls with types like these be traced with decisions, where the function asks for any."""
+        if made:
+            self._decided[key_of_trace(arguments)] = made
+
+    def _as_decided(self, arguments: Arguments) -> AbstractContextManager[Any]:
+        return deciding(self._decided.get(key_of_trace(arguments), decisions()))
 
     def program(self, arguments: Arguments) -> Program:
-        """The program of a call, of which the user's function is traced once."""
+        """The program of a call, of which the user's function is traced once.
+
+        Raises:
+            Undecided: it leaves something to the planner, and nothing is decided.
+        """
+        with self._as_decided(arguments):
+            return self._program(arguments)
+
+    def _program(self, arguments: Arguments) -> Program:
         key = key_of_trace(arguments)
         if (known := self._traces.get(key)) is not None:
             with tracing_allowed():
@@ -196,7 +217,8 @@ class TracedFunction:
         For that it is traced once more."""
         args, kwargs = jax.tree.unflatten(tree, [jax.typeof(leaf.value) for leaf in given])
         try:
-            jax.make_jaxpr(self.inner(statics, None))(*args, **kwargs)
+            with taking_first():
+                jax.make_jaxpr(self.inner(statics, None))(*args, **kwargs)
         except ValueError as error:
             if _OF_ANOTHER_MESH in str(error):
                 return False
@@ -210,7 +232,8 @@ class TracedFunction:
         if key not in self._meshes_inside:
             args, kwargs = jax.tree.unflatten(tree, types)
             run = self.inner(statics, None)
-            self._meshes_inside[key] = mesh_inside(jax.make_jaxpr(run)(*args, **kwargs))
+            with taking_first():
+                self._meshes_inside[key] = mesh_inside(jax.make_jaxpr(run)(*args, **kwargs))
         return self._meshes_inside[key]
 
 

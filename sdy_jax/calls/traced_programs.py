@@ -20,7 +20,7 @@ from sdy_jax.loading.loaded_function import LoadedFunction
 def traced_program(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """The program of a call as it is traced, before anything is planned."""
     planned = function._function
-    return planned.traced.program(planned.arguments(args, kwargs))
+    return planned.program(planned.arguments(args, kwargs))
 
 
 def options_of(function: PartitionedFunction[..., Any]) -> Options:
@@ -98,7 +98,7 @@ def transposed(
     if isinstance(planned.fun, LoadedFunction) and not planned.fun.has_derivatives:
         return None
     call, (_, run) = planned.arguments(args, kwargs), _of_leaves(function, args, kwargs)
-    program = planned.traced.program(call)
+    program = planned.program(call)
     types = jax.tree.unflatten(program.out_tree, program.out_info)
     results = match_prefix(planned.options.out_shardings, types, "result", "out_shardings")
     smooth, wanted = _smooth(call.leaves), _smooth(results)

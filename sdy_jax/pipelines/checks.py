@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sdy_jax.annotate.undecided import taken_of
 from sdy_jax.errors import ArgumentError, with_article
 
 
@@ -63,11 +64,38 @@ def check_no_keys(leaves: Sequence[tuple[str, Any]]) -> None:
             )
 
 
-def check_microbatches(microbatches: Any, batch: int, path: str) -> None:
-    """
+def microbatches_of(given: Any, batch: int, path: str) -> int:
+    """The number of microbatches: as given, or of several the one that the planner takes.
+
+    Args:
+        given: a number, a sequence of numbers, or a range, of which those count that divide the batch.
+        batch: its size.
+        path: of an array with this size.
+
     Raises:
-        ArgumentError: it is no number into so many equal parts of which the batch can be cut.
+        ArgumentError: it is no number into so many equal parts of which the batch can be cut, or none decides which of
+            several is taken.
     """
+    if not isinstance(given, range | Sequence | np.ndarray) or isinstance(given, str):
+        _check_microbatches(given, batch, path)
+        return int(given)
+    numbers = sorted({n for n in given if n > 0 and batch % n == 0}) if isinstance(given, range) else list(given)
+    if not numbers:
+        what = f"which has no divisor of the batch of {batch} in `{path}`" if given else "which is empty"
+        raise ArgumentError(f"pipeline: microbatches is {given!r}, {what}")
+    for number in numbers:
+        _check_microbatches(number, batch, path)
+    offered = sorted({int(number) for number in numbers})
+    if len(offered) == 1:
+        return offered[0]
+    return taken_of(
+        offered,
+        f"pipeline: microbatches is {given!r}, of which a plan takes one, and nothing is planned here; to fix: "
+        f"sdy.partition around the function, or microbatches={offered[-1]}",
+    )
+
+
+def _check_microbatches(microbatches: Any, batch: int, path: str) -> None:
     if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise ArgumentError(f"pipeline: microbatches is {microbatches!r}; expected a positive integer")
     if batch % microbatches:

@@ -11,7 +11,7 @@ import jax
 from sdy_jax.errors import ArgumentError
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
-from sdy_jax.pipelines.checks import check_microbatches, check_no_keys, check_same_length, leaves_of, rounds_of
+from sdy_jax.pipelines.checks import check_no_keys, check_same_length, leaves_of, microbatches_of, rounds_of
 from sdy_jax.pipelines.different_layers import as_one
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.program import Program, Values
@@ -28,7 +28,7 @@ def pipeline(
     extra: Any = None,
     *,
     axis: str = "stage",
-    microbatches: int = 8,
+    microbatches: int | Sequence[int] = 8,
     schedule: str = "1f1b",
     rounds: int | None = None,
     key: Any = None,
@@ -75,7 +75,10 @@ def pipeline(
         x: activations, a tree of arrays whose first dimension is the batch.
         extra: a tree that every layer reads, with the batch first; each layer sees the rows of its microbatch.
         axis: the mesh axis of the stages.
-        microbatches: into how many the batch is cut. Microbatch `m` has the rows `m`, `m + microbatches`, and so on.
+        microbatches: into how many the batch is cut. Microbatch `m` has the rows `m`, `m + microbatches`, and so on. Of
+            several, `[4, 8, 16]`, or those in a `range` that divide the batch, `sdy.partition` takes the number whose
+            plan fits and takes least by the cost model, the least of equal ones: it plans the whole function with each.
+            All pipelines of a line take the same; of several lines all combinations are planned.
         schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble".
         rounds: how many groups of layers each stage holds, for "interleaved"; 2 unless given.
         key: a random key; each layer gets `fold_in(fold_in(key, layer), microbatch)`.
@@ -95,8 +98,8 @@ def pipeline(
     Raises:
         ShardingError: there is no mesh or no such axis, or the code around is manual on it.
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
-            divide; a layer that changes the types of activations; a loss that is no number; not as many functions as
-            layers.
+            divide; several numbers of them where nothing is planned; a layer that changes the types of activations; a
+            loss that is no number; not as many functions as layers.
         UnsupportedError: a mesh with Explicit axes; different functions where a stage has
             several devices.
 
@@ -111,7 +114,7 @@ def pipeline(
     """
     if loss_has_aux and loss is None:
         raise ArgumentError("pipeline: loss_has_aux without a loss; to fix: pass loss=, or has_aux=True for layers")
-    _check_batch(x, extra, targets, microbatches)
+    microbatches = _microbatches(x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
     table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
     layer, weights = as_one(layer, weights, has_aux, region.alone)
@@ -151,8 +154,8 @@ def pipeline(
     return (outs, aux[0] if len(aux) == 1 else tuple(aux)) if aux else outs
 
 
-def _check_batch(x: Any, extra: Any, targets: Any, microbatches: int) -> None:
+def _microbatches(x: Any, extra: Any, targets: Any, given: int | Sequence[int]) -> int:
     batch = leaves_of(x, "x")
     check_no_keys(batch)
     rows = [*batch, *leaves_of(extra, "extra"), *leaves_of(targets, "targets")]
-    check_microbatches(microbatches, check_same_length(rows, "the batch"), batch[0][0])
+    return microbatches_of(given, check_same_length(rows, "the batch"), batch[0][0])

@@ -24,6 +24,7 @@ from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.border_specs import specs_of
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.plan.decided import NOTHING_DECIDED, Decided
 from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
 from sdy_jax.plan.record.printing import Printed
 from sdy_jax.representation.sharding import TensorSharding
@@ -49,6 +50,7 @@ class PlanFacts(Printed):
             None where all are stated.
         meshes: what plans on the meshes take of which the best one was chosen, in the order in which they were given;
             none where one was given.
+        decided: the numbers of microbatches that were left to the planner, and what plans with each of them take.
         planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
         work_cost: the time of one device's own work, by the cost model.
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
@@ -77,6 +79,7 @@ class PlanFacts(Printed):
     planned_with: PlannedWith | None = None
     automatic: AutomaticLayouts | None = None
     meshes: tuple[ComparedMesh, ...] = ()
+    decided: Decided = NOTHING_DECIDED
     work_cost: float = 0.0
     hidden_by_work: float = 0.0
     recomputed: Recomputed | None = None

@@ -65,6 +65,11 @@ class PinnedPlan:
         """What it was made by."""
         return self._choices
 
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The numbers of microbatches that were left to the planner, in the order in which they were asked for."""
+        return next((each.microbatches for each in self._record.tried if each.chosen), ())
+
     def is_on(self, mesh: Mesh) -> bool:
         """Whether the plan is on a mesh."""
         own = self._record.mesh

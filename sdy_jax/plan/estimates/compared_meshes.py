@@ -33,5 +33,10 @@ class ComparedMesh(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """By what meshes are compared: first those on which a plan fits, what takes least; then what holds least."""
-        return (False, self.time.total) if self.fits and self.time is not None else (True, self.peak)
+        """By what meshes are compared."""
+        return rank_of(self.time, self.peak, self.fits)
+
+
+def rank_of(time: EstimatedTime | None, peak: float, fits: bool) -> tuple[bool, float]:
+    """By what plans are compared: first those that fit, what takes least; then what holds least."""
+    return (False, time.total) if fits and time is not None else (True, peak)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sdy_jax.plan.page.columns import aligned
 from sdy_jax.plan.page.sections import Section
-from sdy_jax.plan.record.pipelines import RecordedPipeline
+from sdy_jax.plan.record.pipelines import RecordedPipeline, RecordedTried
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.representation.type_text import amount_text, bytes_text, count_text
 
@@ -30,7 +30,7 @@ class PipelineRow(NamedTuple):
 
 def pipelines_section(record: PlanRecord) -> Section:
     """What each pipeline sends, and how long its stages wait; a line per stage."""
-    rows = [(line,) for each in record.pipelines for line in _lines(record, each)]
+    rows = [(line,) for each in record.pipelines for line in _lines(record, each)] + [(row,) for row in _tried(record)]
     rest = lambda hidden: f"and {hidden} more lines: plan.table('pipelines')"  # noqa: E731
     return Section("pipelines" if rows else "", rows, weight=_WEIGHT, rest=rest)
 
@@ -45,6 +45,25 @@ def _lines(record: PlanRecord, each: RecordedPipeline) -> Iterator[str]:
     yield f"  a boundary  {_boundary(each)}"
     yield f"  a device    holds {_holds(each)}{_takes(each, record.time.unit)}"
     yield from aligned([(f"stage {row.stage}", f"layers {row.layers or '-'}", _held(row)) for row in _of(each)])
+
+
+def _tried(record: PlanRecord) -> Iterator[str]:
+    """The numbers of microbatches of which one was taken, and why."""
+    taken = next((each for each in record.tried if each.chosen), None)
+    if taken is None:
+        return
+    why = "takes least of what fits" if taken.fits else "none fits, and it holds least"
+    yield f"microbatches: {_numbers(taken)} {why}, of {len(record.tried)} that were planned  {', '.join(taken.lines)}"
+    yield from aligned([(_numbers(each), *_figures(each, record.time.unit)) for each in record.tried])
+
+
+def _numbers(each: RecordedTried) -> str:
+    return ", ".join(map(str, each.microbatches))
+
+
+def _figures(each: RecordedTried, unit: str) -> tuple[str, str]:
+    takes = "" if each.time is None else f"takes {amount_text(unit, each.time)}"
+    return takes, f"holds {bytes_text(each.peak)}" + ("" if each.fits else ", does not fit")
 
 
 def _name(each: RecordedPipeline) -> str:

@@ -70,3 +70,17 @@ class RecordedPipeline:
     def kinds(self) -> tuple[str, ...]:
         """Those of its rows."""
         return tuple(dict.fromkeys(row.kind for row in self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTried:
+    """Numbers of microbatches that were tried, one for each line of a pipeline that gives several, with those lines;
+    what the plan with them takes by the cost model and holds at most, and whether a device has as much. `time` is None
+    where no plan fits, and then `peak` that of the least."""
+
+    microbatches: tuple[int, ...]
+    lines: tuple[str, ...]
+    time: float | None
+    peak: float
+    fits: bool
+    chosen: bool

@@ -55,6 +55,7 @@ class PlanRecord(RecordedPlan):
         recomputed: what is computed again for the sake of memory, if anything is.
         blocked: what is computed part by part for the sake of memory.
         pipelines: the runs of `sdy.pipeline` in it.
+        tried: the numbers of microbatches of which the planner took one, with what plans with them take.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
         choices: all that was searched for, from which `partition(plan=)` makes the plan again; in files, and where they
             were asked for: `Plan.record(choices=True)`. Records with and without them are equal.

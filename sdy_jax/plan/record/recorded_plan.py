@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sdy_jax.plan.record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
 from sdy_jax.plan.record.choices import RecordedChoices
-from sdy_jax.plan.record.pipelines import RecordedPipeline
+from sdy_jax.plan.record.pipelines import RecordedPipeline, RecordedTried
 from sdy_jax.plan.record.printing import Printed
 from sdy_jax.plan.record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan.record.propagation import RecordedPropagation
@@ -190,6 +190,7 @@ class RecordedPlan(Printed):
     meshes: tuple[RecordedComparedMesh, ...] = ()
     blocked: tuple[RecordedInParts, ...] = ()
     pipelines: tuple[RecordedPipeline, ...] = ()
+    tried: tuple[RecordedTried, ...] = ()
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.ir.locations import place_of
+from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.stored_shardings import list_of
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
@@ -13,7 +13,8 @@ from sdy_jax.lowering.analysis.trip_counts import executions
 from sdy_jax.pipelines.schedules.marks import Mark, mark_in, scope_of
 from sdy_jax.pipelines.schedules.tables import Kind, Table, pipeline_schedule
 from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.record.pipelines import RecordedPipeline, RecordedRow
+from sdy_jax.plan.decided import Decided
+from sdy_jax.plan.record.pipelines import RecordedPipeline, RecordedRow, RecordedTried
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.recording.ops import OpRecords
 from sdy_jax.plan.recording.places import Places
@@ -159,3 +160,12 @@ def _rows(table: Table) -> Iterator[RecordedRow]:
             microbatches = tuple(-1 if cell is None else cell.microbatch for cell in row.cells)
             rounds = tuple(0 if cell is None else cell.round for cell in row.cells)
             yield RecordedRow(number, row.kind.value, microbatches, rounds)
+
+
+def tried(decided: Decided) -> Iterator[RecordedTried]:
+    """The numbers of microbatches of which one was taken, and what plans with them take."""
+    for each in decided.compared:
+        numbers = tuple(one.taken for one in each.decisions)
+        lines = tuple(short_source(one.line) for one in each.decisions)
+        time = None if each.time is None else each.time.total
+        yield RecordedTried(numbers, lines, time, each.peak, each.fits, each.decisions == decided.decisions)

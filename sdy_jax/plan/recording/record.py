@@ -44,7 +44,7 @@ from sdy_jax.plan.recording.code import code_of
 from sdy_jax.plan.recording.collectives import CollectiveRecords
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords
-from sdy_jax.plan.recording.pipelines import PipelineRecords
+from sdy_jax.plan.recording.pipelines import PipelineRecords, tried
 from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.representation.mesh import Mesh
@@ -94,6 +94,7 @@ def record_of(plan: Answers) -> PlanRecord:
         meshes=tuple(_meshes(plan)),
         blocked=tuple(map(_in_parts, plan.blocked)),
         pipelines=tuple(PipelineRecords(plan, places, ops, collectives).all()) if ops is not None else (),
+        tried=tuple(tried(plan.decided)),
     )
 
 
