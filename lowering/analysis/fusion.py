@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
+from sdy_jax.lowering.analysis.free_values import depends_on_no_input
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
@@ -99,10 +100,11 @@ class Touches:
 
     def __call__(self, op: Op) -> tuple[Touched, ...]:
         """Operands that are not computed as they are read, or that each of several readers computes for itself, and
-        results that are not computed by their readers. Slices read what they take, updates write what they put."""
+        results that are not computed by their readers. Slices read what they take, updates write what they put, and
+        all of what depends on no input, as zeros, which no other op writes."""
         count = len(op.operands)
         if op.name in UPDATES:
-            return ((1, 1), (1, 1))
+            return ((1, 1), (1, 1), *([(0, 0)] if depends_on_no_input(op.operands[0]) else []))
         read = [i for i, value in enumerate(op.operands) if self._is_read(value, op)]
         written = [] if self._can_fuse(op) else range(count, count + len(op.results))
         return (*((i, count if fuses(op) else i) for i in read), *((i, i) for i in written))

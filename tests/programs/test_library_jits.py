@@ -130,3 +130,20 @@ def test_named_jit_shards_by_axes(mesh: Any) -> None:
             return total(hax.random.normal(jax.random.key(0), (batch, embed))).array
 
     check(program, "haliax", mesh)
+
+
+def test_checks_send_a_truth_value_and_operands_only_where_they_fail(mesh: Any) -> None:
+    eqx = pytest.importorskip("equinox")
+
+    def loss(x: jax.Array) -> jax.Array:
+        def checked(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return eqx.error_if(jnp.tanh(carry), (carry > 9).any(), "too large"), None
+
+        return (jax.lax.scan(checked, eqx.error_if(x, (x < 0).any(), "negative"), None, length=3)[0] ** 2).sum()
+
+    x = jnp.ones((16, 8))
+    step = sdy.partition(jax.grad(loss), mesh=mesh, in_shardings=P(("data", "model")))
+    sent = [(record.branches, record.shape, record.wire_bytes) for record in step.plan(x).collectives]
+    assert any(branches and wire for branches, _, wire in sent)
+    assert all(branches or not shape for branches, shape, wire in sent if wire)
+    np.testing.assert_allclose(step(x), jax.grad(loss)(x), rtol=1e-5)

@@ -39,3 +39,22 @@ def test_what_is_made_of_nothing_large_is_not_read():
 def test_long_chains_are_followed():
     chain = "".join(elementwise(f"v{n + 1}", "tanh", f"v{n}") for n in range(2000))
     assert last_touches(product("v0", "x", "x") + chain + product("y", "v2000", "x")) == ALL[1:]
+
+
+def test_an_update_writes_all_of_what_depends_on_no_input():
+    zeros = f"""%c = stablehlo.constant dense<0.0> : tensor<f32>
+        %o = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> {X}
+        """
+    assert touches_of_update(zeros) == ((1, 1), (1, 1), (0, 0))
+    assert touches_of_update(product("o", "x", "x")) == ((1, 1), (1, 1))
+
+
+def touches_of_update(made):
+    row = "tensor<1x16xf32>"
+    body = f"""{made}
+        %r = stablehlo.slice %x [0:1, 0:16] : ({X}) -> {row}
+        %i = stablehlo.constant dense<3> : tensor<i32>
+        %y = stablehlo.dynamic_update_slice %o, %r, %i, %i : ({X}, {row}, tensor<i32>, tensor<i32>) -> {X}
+        return %y : {X}"""
+    (update,) = (op for op in main(body).main.blocks[0].ops if op.name == "stablehlo.dynamic_update_slice")
+    return Touches(Fusion(True))(update)

@@ -354,3 +354,17 @@ def test_blocks_that_other_blocks_do_not_nest_in_are_left_alone():
     """6 heads lie in two blocks of 3, which are no slices of blocks of 1: the softmax is computed on sequences."""
     whole, local = checked(*UNEVEN["heads"])
     assert whole < 0.4 * local
+
+
+def test_zeros_that_a_gradient_is_added_to_are_split_as_it_is():
+    """By a machine's time: each device would write all logits' zeros, a gibibyte, where only updates were priced."""
+
+    def loss(embedding, out, tokens, targets):
+        chances = jax.nn.log_softmax(embedding[tokens] @ out)
+        return -jnp.take_along_axis(chances, targets[..., None], -1).mean()
+
+    shapes = ((32000, 512), (512, 32000), (32, 256), (32, 256))
+    args = [jax.ShapeDtypeStruct(s, t) for s, t in zip(shapes, "ffii", strict=True)]
+    ins, costs = (P(), P(), P("x"), P("x")), sdy.CostModel.of_machine("h100", ["x"])
+    step = sdy.partition(jax.value_and_grad(loss, (0, 1)), mesh=LINE, in_shardings=ins, out_shardings=P(), costs=costs)
+    assert step.plan(*args).memory.temporaries < 0.3 * 32 * 256 * 32000 * 4
