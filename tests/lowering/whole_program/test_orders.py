@@ -252,7 +252,7 @@ LEAST, MOST = lax.approx_min_k, lax.approx_max_k
 TAKING_ANY = [(MOST, jnp.bfloat16), (LEAST, jnp.float32), *rarely((LEAST, jnp.bfloat16), (MOST, jnp.float16))]
 
 
-@pytest.mark.parametrize("case", TAKING_ANY, ids=str)
+@pytest.mark.parametrize("case", TAKING_ANY, ids=lambda case: f"{case[0].__name__}-{case[1].__name__}")
 def test_where_it_takes_any_they_are_at_the_indices_that_it_says(case):
     """XLA's sort, by which it looks for these, is not stable: which ones jit takes depends on the array's length."""
     search, dtype = case
