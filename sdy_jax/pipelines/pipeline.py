@@ -100,8 +100,7 @@ def pipeline(
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
             divide; several numbers of them where nothing is planned; a layer that changes the types of activations; a
             loss that is no number; not as many functions as layers.
-        UnsupportedError: a mesh with Explicit axes; different functions where a stage has
-            several devices.
+        UnsupportedError: a mesh with Explicit axes; different functions where a stage has several devices.
 
     Example:
         >>> mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
