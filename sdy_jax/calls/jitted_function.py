@@ -40,7 +40,7 @@ from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
 from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.boundary import BoundaryValue
-from sdy_jax.plan.build import collection_paused
+from sdy_jax.plan.garbage import collection_paused
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import warn_of

@@ -24,7 +24,7 @@ from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.axis_removal import without_axes
-from sdy_jax.plan.build import collection_paused
+from sdy_jax.plan.garbage import collection_paused
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.processes.comparison_primitive import compared

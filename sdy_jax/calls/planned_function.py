@@ -36,8 +36,9 @@ from sdy_jax.ir import hidden_frames
 from sdy_jax.jax_internals.contexts import context_mesh, trace_settings, without_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.border.planned_with import PlannedWith
-from sdy_jax.plan.build import build_plan, collection_paused
+from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
+from sdy_jax.plan.garbage import collection_paused
 from sdy_jax.plan.pinned import PinnedPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
