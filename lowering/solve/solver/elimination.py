@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sdy_jax.lowering.solve.solver.graph import Beside, CostGraph, Step
 from sdy_jax.lowering.solve.solver.problem import Costs
-from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Content, Vector, parts
+from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Vector, content, parts
 
 MOST_ENTRIES = 60_000_000
 """Entries of all different tables together, all of which are kept: half a gigabyte. Measured (2026-11): sixteen layers
@@ -88,7 +88,7 @@ class _Elimination:
         self._pool, self._vectors = graph.pool, dict(enumerate(graph.vectors))
         self.steps: list[Step] = []
         self.constant, self.entries = 0.0, 0
-        self._arrays: dict[Content, _Array] = {}
+        self._arrays: dict[Hashable, _Array] = {}
         self._factors: dict[int, dict[tuple[int, ...], list[_Array]]] = {node: {} for node in graph.remaining()}
         for node in graph.remaining():
             for other in graph.neighbours(node):
@@ -97,7 +97,7 @@ class _Elimination:
                     self._add((node, other), self._array(dense))
 
     def _array(self, values: Costs) -> _Array:
-        key = Content(values)
+        key = content(values)
         found = self._arrays.get(key)
         if found is None:
             found = self._arrays[key] = _Array(values)

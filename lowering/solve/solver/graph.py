@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.lowering.solve.solver.problem import Costs, Edge, Problem
-from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, Choices, Content, Pool, Table, Vector
+from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, Choices, Pool, Table, Vector, content
 
 
 class Kept(NamedTuple):
@@ -161,7 +161,7 @@ class _Loader:
         return self.pool.once(key, lambda: self.pool.table(rounded, rows[first.indices], cols[second.indices]))
 
     def _rounded(self, values: Costs, weight: float = 1.0) -> tuple[Costs, float]:
-        key = ("rounded", Content(values), weight)
+        key = ("rounded", content(values), weight)
         return self.pool.once(key, lambda: self._round(values * weight))
 
     def _round(self, values: Costs) -> tuple[Costs, float]:
