@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sdy_jax.pipelines.explicit_types import zeros_of
 from sdy_jax.pipelines.layer_passes import Leaves
 
 
 def at(buffer: Any, *place: Any) -> Any:
     """The part at a place; that at slot 0 where the place is -1, none."""
-    return _part(buffer, place).reshape(buffer.shape[len(place) :])
+    return lax.squeeze(_part(buffer, place), range(len(place)))
 
 
 def put(buffers: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
@@ -22,7 +23,7 @@ def put(buffers: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
     found = []
     for buffer, value in zip(buffers, values, strict=True):
         old = _part(buffer, place)
-        found.append(_updated(buffer, jnp.where(is_meant, value.reshape(old.shape), old), place))
+        found.append(_updated(buffer, jnp.where(is_meant, lax.expand_dims(value, range(len(place))), old), place))
     return found
 
 
@@ -31,20 +32,20 @@ def added(sums: Leaves, values: Leaves, is_meant: Any, *place: Any) -> Leaves:
     found = []
     for total, value in zip(sums, values, strict=True):
         old = _part(total, place)
-        new = jnp.where(is_meant, value, jnp.zeros_like(value)).astype(total.dtype).reshape(old.shape)
-        found.append(_updated(total, old + new, place))
+        new = jnp.where(is_meant, value, zeros_of(value)).astype(total.dtype)
+        found.append(_updated(total, old + lax.expand_dims(new, range(len(place))), place))
     return found
 
 
 def stacked(types: Sequence[Any], *counts: int) -> Leaves:
     """Zeros for as many of each type as the counts say."""
-    return [jnp.zeros((*counts, *each.shape), each.dtype) for each in types]
+    return [zeros_of(each, *counts) for each in types]
 
 
 def sum_of(x: Any) -> Any:
     """Zeros to sum many arrays like `x` in: in types of 16 bits or fewer each sum would round what is added."""
     narrow = x.dtype.itemsize < jnp.dtype(jnp.float32).itemsize
-    return jnp.zeros_like(x, dtype=jnp.float32 if narrow else x.dtype)
+    return zeros_of(x, dtype=jnp.float32 if narrow else x.dtype)
 
 
 def _starts(buffer: Any, place: Sequence[Any]) -> Any:

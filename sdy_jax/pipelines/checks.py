@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sdy_jax.annotate.equations import all_equations, line_of
 from sdy_jax.annotate.undecided import taken_of
-from sdy_jax.errors import ArgumentError, with_article
+from sdy_jax.errors import ArgumentError, ShardingError, UnsupportedError, with_article
+from sdy_jax.pipelines.explicit_types import entries_of, type_of
 
 
 def leaves_of(tree: Any, root: str) -> list[tuple[str, Any]]:
@@ -26,6 +29,22 @@ def leaves_of(tree: Any, root: str) -> list[tuple[str, Any]]:
             raise ArgumentError(f"pipeline: `{name}` is {with_article(type(leaf))}; expected an array")
         found.append((name, leaf))
     return found
+
+
+def check_summed(leaves: Sequence[tuple[str, Any]]) -> None:
+    """
+    Raises:
+        UnsupportedError: the type of an array says that it, or its gradient, is to be summed along an axis.
+    """
+    for name, leaf in leaves:
+        spec = type_of(leaf).sharding.spec
+        waiting = sorted(map(str, {*spec.unreduced, *spec.reduced}))
+        if waiting:
+            raise UnsupportedError(
+                f"pipeline: `{name}` is {text(type_of(leaf))}, of a sum along {', '.join(waiting)} that waits; to fix: "
+                "jax.sharding.reshard it before the pipeline. Plans reduce gradients of all microbatches once where "
+                "that costs less"
+            )
 
 
 def check_same_length(leaves: Sequence[tuple[str, Any]], meaning: str) -> int:
@@ -64,27 +83,39 @@ def check_no_keys(leaves: Sequence[tuple[str, Any]]) -> None:
             )
 
 
-def microbatches_of(given: Any, batch: int, path: str) -> int:
+class Split(NamedTuple):
+    """How the type of an array splits the rows of the batch: its path, the Explicit axes, and into how many parts."""
+
+    path: str
+    axes: tuple[str, ...]
+    parts: int
+
+
+def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[Split] = ()) -> int:
     """The number of microbatches: as given, or of several the one that the planner takes.
 
     Args:
-        given: a number, a sequence of numbers, or a range, of which those count that divide the batch.
+        given: a number, a sequence of numbers, or a range, of which those count that divide the batch, and leave rows
+            that can be split as types say.
         batch: its size.
         path: of an array with this size.
+        splits: what types say.
 
     Raises:
         ArgumentError: it is no number into so many equal parts of which the batch can be cut, or none decides which of
             several is taken.
     """
     if not isinstance(given, range | Sequence | np.ndarray) or isinstance(given, str):
-        _check_microbatches(given, batch, path)
+        _check_microbatches(given, batch, path, splits)
         return int(given)
-    numbers = sorted({n for n in given if n > 0 and batch % n == 0}) if isinstance(given, range) else list(given)
+    rows = math.lcm(*(split.parts for split in splits))
+    numbers = sorted({n for n in given if n > 0 and batch % (n * rows) == 0}) if isinstance(given, range) else [*given]
     if not numbers:
-        what = f"which has no divisor of the batch of {batch} in `{path}`" if given else "which is empty"
+        batches = f"the batch of {batch} in `{path}`" + f", of which types split rows into {rows}" * (rows > 1)
+        what = f"which has no divisor of {batches}" if given else "which is empty"
         raise ArgumentError(f"pipeline: microbatches is {given!r}, {what}")
     for number in numbers:
-        _check_microbatches(number, batch, path)
+        _check_microbatches(number, batch, path, splits)
     offered = sorted({int(number) for number in numbers})
     if len(offered) == 1:
         return offered[0]
@@ -95,7 +126,7 @@ def microbatches_of(given: Any, batch: int, path: str) -> int:
     )
 
 
-def _check_microbatches(microbatches: Any, batch: int, path: str) -> None:
+def _check_microbatches(microbatches: Any, batch: int, path: str, splits: Sequence[Split]) -> None:
     if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise ArgumentError(f"pipeline: microbatches is {microbatches!r}; expected a positive integer")
     if batch % microbatches:
@@ -105,6 +136,13 @@ def _check_microbatches(microbatches: Any, batch: int, path: str) -> None:
             f"pipeline: the batch of {batch} in `{path}` does not divide into {microbatches} microbatches; "
             f"to fix: microbatches={' or '.join(map(str, near))}"
         )
+    for split in splits:
+        if batch // microbatches % split.parts:
+            raise ShardingError(
+                f"pipeline: the rows of `{split.path}` are split over {', '.join(split.axes)} into {split.parts}, and "
+                f"a microbatch has {batch // microbatches} of them; to fix: fewer microbatches, or an array whose type "
+                "says that it is split over fewer devices"
+            )
 
 
 def rounds_of(schedule: str, rounds: Any) -> int:
@@ -135,7 +173,7 @@ def check_same_types(given: Any, made: Any, layer: str = "layer") -> None:
             + (" (with has_aux=True it returns activations and auxiliary results)" if found.num_leaves else "")
         )
     for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(given)[0], jax.tree.leaves(made), strict=True):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
+        if (old.shape, old.dtype, entries_of(old)) != (new.shape, new.dtype, entries_of(new)):
             name = "x" + jax.tree_util.keystr(path)
             raise ArgumentError(
                 f"pipeline: {layer} takes `{name}` as {text(old)} and returns it as {text(new)}, per microbatch; "
@@ -144,8 +182,29 @@ def check_same_types(given: Any, made: Any, layer: str = "layer") -> None:
 
 
 def text(type_: Any) -> str:
-    """`f32[8,128]`, as jax prints it."""
-    return str(jax.core.ShapedArray(type_.shape, type_.dtype).str_short(short_dtypes=True))
+    """`f32[8,128]`, or `f32[8@data,128]`, as jax prints it."""
+    return str(type_of(type_).str_short(short_dtypes=True))
+
+
+def check_not_split(axis: str, traced: Any, name: str) -> None:
+    """
+    Raises:
+        ShardingError: a traced function closes over, or makes, what is split over an axis by its type.
+        UnsupportedError: it closes over a sum that waits.
+    """
+    for x in traced.consts:
+        check_summed([(f"what {name} closes over", x)])
+        if any(axis in each for each in entries_of(x)):
+            raise ShardingError(
+                f"pipeline: {name} closes over {text(x)}, and {axis!r} is the axis of the stages; to fix: "
+                "jax.sharding.reshard it before the pipeline"
+            )
+    for eqn in all_equations(traced):
+        for v in eqn.outvars:
+            if any(axis in each for each in entries_of(v.aval)):
+                raise ShardingError(
+                    f"pipeline: {name} makes {text(v.aval)} at {line_of(eqn)}, and {axis!r} is the axis of the stages"
+                )
 
 
 def check_loss(made: Any) -> None:

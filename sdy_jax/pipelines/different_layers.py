@@ -11,6 +11,8 @@ from jax import lax
 
 from sdy_jax.errors import ArgumentError, UnsupportedError
 from sdy_jax.pipelines.checks import check_same_length, check_same_types, leaves_of
+from sdy_jax.pipelines.explicit_types import entries_of
+from sdy_jax.pipelines.jaxprs import types_of
 from sdy_jax.pipelines.packed_layers import PackedLayers, PackedTree
 from sdy_jax.pipelines.user_functions import strong
 
@@ -91,7 +93,7 @@ class _Chosen:
         chosen, own = weights
         if len(self._branches) == 1:
             return self._branches[0](own, x, *rest)
-        made = [jax.eval_shape(branch, own, x, *rest) for branch in self._branches]
+        made = [types_of(branch, own, x, *rest) for branch in self._branches]
         for branch, each in zip(self._branches, made, strict=True):
             branch.check(x, each)
             if jax.tree.map(_type, each) != jax.tree.map(_type, made[0]):
@@ -102,7 +104,7 @@ class _Chosen:
 
 
 def _type(x: Any) -> tuple[Any, ...]:
-    return x.shape, x.dtype
+    return x.shape, x.dtype, entries_of(x)
 
 
 def _with_strong_results(branch: _Branch) -> Layer:

@@ -22,7 +22,9 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.pipelines.buffers import added, at, put, stacked, sum_of
+from sdy_jax.pipelines.explicit_types import zeros_of
 from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses
+from sdy_jax.pipelines.jaxprs import types_of
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
 from sdy_jax.pipelines.schedules.marks import scope_of
 from sdy_jax.pipelines.schedules.tables import Kind, Table, Trip
@@ -165,7 +167,7 @@ class Executor:
             return {}, [at(leaf, cell.microbatch) for leaf in self.cotangents]
         is_last, y = self._is_last(cell), [at(leaf, cell.result) for leaf in state["results"]]
         if self.skips:
-            none = zeros(jax.eval_shape(partial(self._loss_and_cotangents, cell), y))
+            none = zeros(types_of(partial(self._loss_and_cotangents, cell), y))
             loss, aux, ends, found = lax.cond(is_last, partial(self._loss_and_cotangents, cell), lambda _: none, y)
         else:
             loss, aux, ends, found = self._loss_and_cotangents(cell, y)
@@ -201,13 +203,13 @@ class Executor:
         return value, aux, ends, found
 
     def _no_up(self) -> Leaves:
-        return [jnp.zeros_like(leaf[0]) for leaf in self.batch]
+        return [zeros_of(leaf[0]) for leaf in self.batch]
 
     def _no_down(self) -> Leaves:
         return inexact(self._no_up())
 
     def _no_outs(self) -> Leaves:
-        return list(map(jnp.zeros_like, self.batch))
+        return list(map(zeros_of, self.batch))
 
     def _no_x(self) -> Leaves:
         return inexact(self._no_outs())
@@ -230,30 +232,17 @@ class Executor:
     def _no_loss_inputs(self) -> Inputs:
         assert self.head is not None
         given = self.head.given.inexact()
-        return Inputs(list(map(sum_of, given.constants)), [], list(map(jnp.zeros_like, given.extra)), [])
-
-    def _one_layer(self) -> tuple[Leaves, Inputs]:
-        """Activations and inputs of some layer."""
-        given = self.given
-        return self._no_up(), Inputs(
-            given.constants, [w[0, 0] for w in given.weights], [e[0] for e in given.extra], given.key
-        )
+        return Inputs(list(map(sum_of, given.constants)), [], list(map(zeros_of, given.extra)), [])
 
     def _no_kept(self) -> Leaves:
-        types = jax.eval_shape(lambda: self.passes.forward(*self._one_layer())[1])
-        return stacked(types, self.slots.kept[Kind.FORWARD], self.grouping.depth)
+        return stacked(self.passes.kept, self.slots.kept[Kind.FORWARD], self.grouping.depth)
 
     def _no_aux(self) -> Leaves:
         types = self.passes.outs[len(self.batch) :]
         return stacked(types, self.table.rounds, self.table.microbatches, self.grouping.depth)
 
     def _no_deferred(self) -> Leaves:
-        def deferred() -> Leaves:
-            x, inputs = self._one_layer()
-            outs, kept = self.passes.forward(x, inputs)
-            return self.passes.backward_alone(inputs, kept, self.passes.turned(outs))[1]
-
-        return stacked(jax.eval_shape(deferred), self.slots.kept[Kind.BACKWARD], self.grouping.depth)
+        return stacked(self.passes.deferred, self.slots.kept[Kind.BACKWARD], self.grouping.depth)
 
 
 _ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
@@ -275,4 +264,4 @@ def columns_of(slots: Slots, table: Table, part: Table) -> list[np.ndarray[Any, 
 
 def zeros(types: Any) -> Any:
     """Zeros of some types."""
-    return jax.tree.map(jnp.zeros_like, types)
+    return jax.tree.map(zeros_of, types)

@@ -31,6 +31,13 @@ class Traced:
         return dict(zip((*self.jaxpr.constvars, *self.jaxpr.invars), (*self._consts, *inputs), strict=True))
 
 
+def types_of(fun: Callable[..., Any], *types: Any) -> Any:
+    """The types of a function's results as a tree; what `jax.eval_shape` says of them is less where axes of the mesh
+    are of several kinds."""
+    closed, made = jax.make_jaxpr(fun, return_shape=True)(*types)
+    return jax.tree.unflatten(jax.tree.structure(made), closed.out_avals)
+
+
 def inlined(fun: Callable[..., Any], types: Sequence[Any], checkpoints: bool = False) -> Traced:
     """A function of flat arrays without the calls in it; if told so, without those to `jax.checkpoint`.
 

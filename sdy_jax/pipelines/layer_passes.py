@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from sdy_jax.pipelines.jaxprs import Cut, dependent, evaluate, inlined, needed
+from sdy_jax.pipelines.jaxprs import Cut, dependent, evaluate, inlined, needed, types_of
+from sdy_jax.pipelines.region import Region
 
 Leaves = list[Any]
 
@@ -56,20 +58,42 @@ def inexact(leaves: Leaves) -> Leaves:
     return list(filter(is_inexact, leaves))
 
 
+def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A pass by the types that arrays have outside of the region."""
+
+    @wraps(method)
+    def run(self: LayerPasses, *args: Any) -> Any:
+        return self._region.outside(partial(method, self), *args)
+
+    return run
+
+
 class LayerPasses:
     """The passes of a layer, traced once.
 
     Args:
+        region: where they run.
         layer: from the leaves of the activations and of its other inputs to activations and, after these, auxiliary
             results.
         x, inputs: their types.
         turned: how many of the results the backward pass takes cotangents of; of all unless given.
     """
 
-    def __init__(self, layer: Callable[..., Sequence[Any]], x: Leaves, inputs: Inputs, turned: int | None = None):
-        self._layer, self._width = layer, len(x)
+    def __init__(
+        self,
+        region: Region,
+        layer: Callable[..., Sequence[Any]],
+        x: Leaves,
+        inputs: Inputs,
+        turned: int | None = None,
+    ):
+        self._region, self._layer, self._width, self._only = region, layer, len(x), turned
+        region.outside(self._trace, x, inputs)
+
+    def _trace(self, x: Leaves, inputs: Inputs) -> None:
+        layer, turned = self._layer, self._only
         self._is_inexact = [is_inexact(each) for each in (*x, *inputs.leaves)]
-        self.outs = list(jax.eval_shape(layer, *x, *inputs.leaves))
+        self.outs = list(types_of(layer, *x, *inputs.leaves))
         self._is_turned = [is_inexact(each) and (turned is None or n < turned) for n, each in enumerate(self.outs)]
         self._forward = inlined(self._with_residuals, [*x, *inputs.leaves])
         self._choose_kept()
@@ -114,6 +138,7 @@ class LayerPasses:
         (found,) = jax.tree.unflatten(self._pull, values)(list(leaves[count:]))
         return list(found)
 
+    @_outside
     def forward(self, x: Leaves, inputs: Inputs) -> tuple[Leaves, Leaves]:
         """The results, and what is kept."""
         env = self._env((*x, *inputs.leaves))
@@ -128,21 +153,34 @@ class LayerPasses:
         env = self._env([None] * self._width + inputs.leaves)
         return evaluate(self._forward.jaxpr, self._remaking, env, self._remade)
 
+    @_outside
     def backward(self, inputs: Inputs, kept: Leaves, cotangents: Leaves) -> tuple[Leaves, Inputs]:
         """The cotangents of the activations and of the other inputs, as far as they have any."""
         x, crossing = self._backward.first([*kept, *self._remake(inputs), *cotangents])
         return x, self._types.like(self._backward.second(crossing))
 
+    @_outside
     def backward_alone(self, inputs: Inputs, kept: Leaves, cotangents: Leaves) -> tuple[Leaves, Leaves]:
         """The cotangents of the activations, and what those of the other inputs are made from."""
         x, crossing = self._backward.first([*kept, *self._remake(inputs), *cotangents])
         return x, [crossing[v] for v in self._deferred]
 
+    @_outside
     def weights(self, inputs: Inputs, deferred: Leaves) -> Inputs:
         """The cotangents of the other inputs."""
         remade = dict(zip(self._backward.inputs[len(self._kept) :], self._remake(inputs), strict=False))
         crossing = {v: remade[v] for v in self._backward.crossing if v in remade}
         return self._types.like(self._backward.second(crossing | dict(zip(self._deferred, deferred, strict=True))))
+
+    @property
+    def kept(self) -> Leaves:
+        """The types of what a forward pass keeps."""
+        return [v.aval for v in self._kept]
+
+    @property
+    def deferred(self) -> Leaves:
+        """The types of what a backward pass alone makes for gradients of weights."""
+        return [v.aval for v in self._deferred]
 
     @property
     def _deferred(self) -> list[Any]:

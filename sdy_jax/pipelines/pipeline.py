@@ -11,8 +11,17 @@ import jax
 from sdy_jax.errors import ArgumentError
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
-from sdy_jax.pipelines.checks import check_no_keys, check_same_length, leaves_of, microbatches_of, rounds_of
+from sdy_jax.pipelines.checks import (
+    Split,
+    check_no_keys,
+    check_same_length,
+    check_summed,
+    leaves_of,
+    microbatches_of,
+    rounds_of,
+)
 from sdy_jax.pipelines.different_layers import as_one
+from sdy_jax.pipelines.explicit_types import part_of, rows_split, without
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.program import Program, Values
 from sdy_jax.pipelines.region import region_of
@@ -41,9 +50,10 @@ def pipeline(
     """Runs a stack of layers over a mesh axis, like `jax.lax.scan` of `layer` over `weights`, microbatch by microbatch.
 
     Values and derivatives are those of the scan, up to the order of floating-point sums, for layers that treat the
-    rows of a batch alike. It works in `jax.jit`, in `sdy.partition`, under `jax.grad` and the like, on Auto axes;
-    inside of a stage other axes are partitioned as elsewhere. What the layer closes over is differentiated too, and
-    may be traced. Outside of both it is compiled at each call. Forward-mode derivatives (`jax.jvp`) there are none.
+    rows of a batch alike. It works in `jax.jit`, in `sdy.partition`, under `jax.grad` and the like; inside of a stage
+    other axes are partitioned as elsewhere. On Explicit axes layers see the types that they see in the scan. What the
+    layer closes over is differentiated too, and may be traced. Outside of both it is compiled at each call.
+    Forward-mode derivatives (`jax.jvp`) there are none.
 
     Stages run in lockstep, trip by trip, and send activations forward and cotangents back along the axis, each beside
     the other's computing. With `S` stages, `M` microbatches and `R` rounds, a stage waits for:
@@ -93,14 +103,16 @@ def pipeline(
         The activations after the last layer, a tree like `x`; with `has_aux`, these and a tree of arrays of shape
         (layers, microbatches, ...). With `loss`, the mean of the losses of all microbatches; with `has_aux` or
         `loss_has_aux`, this and the layers' tree, or the loss' with arrays of shape (microbatches, ...), or both as a
-        pair: what `jax.value_and_grad(..., has_aux=True)` takes.
+        pair: what `jax.value_and_grad(..., has_aux=True)` takes. Where the axis is Explicit, no activations are split
+        over it, and the layers' tree is where it divides the layers.
 
     Raises:
-        ShardingError: there is no mesh or no such axis, or the code around is manual on it.
+        ShardingError: there is no mesh or no such axis, or the code around is manual on it; types of the batch split
+            it into more parts than a microbatch has rows, or what a layer closes over or makes over the stages.
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
             divide; several numbers of them where nothing is planned; a layer that changes the types of activations; a
             loss that is no number; not as many functions as layers.
-        UnsupportedError: a mesh with Explicit axes; different functions where a stage has several devices.
+        UnsupportedError: different functions where a stage has several devices; types of sums that wait.
 
     Example:
         >>> mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -113,48 +125,54 @@ def pipeline(
     """
     if loss_has_aux and loss is None:
         raise ArgumentError("pipeline: loss_has_aux without a loss; to fix: pass loss=, or has_aux=True for layers")
-    microbatches = _microbatches(x, extra, targets, microbatches)
+    microbatches = _microbatches(axis, x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
     table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
     layer, weights = as_one(layer, weights, has_aux, region.alone)
-    layers = check_same_length(leaves_of(weights, "weights"), "the number of layers")
+    stacked = leaves_of(weights, "weights")
+    check_summed(stacked)
+    layers = check_same_length(stacked, "the number of layers")
     groups = region.stages * rounds
     grouping = Grouping(layers, -(-layers // groups), groups)
-    parts = partial(jax.tree.map, lambda leaf: cut(strong(leaf), microbatches))
-    batch, extra, targets = parts(x), parts(extra), parts(targets)
-    stacks = jax.tree.map(lambda leaf: grouped(strong(leaf), grouping, region.stages), weights)
-    one = partial(jax.tree.map, lambda leaf: leaf[0])
-    rest = [*[one(extra)] * (extra is not None), *[key] * (key is not None)]
-    traced = trace_layer(region, layer, has_aux, one(batch), one(one(one(stacks))), *rest)
-    if loss is None:
-        head, last = None, None
-    else:
-        head = trace_loss(region, loss, loss_has_aux, one(batch), *[one(targets)] * (targets is not None))
-        last = head.call
-    loss_aux = [] if head is None else head.aux
-    program = Program(region, schedule, table, grouping, traced.call, last, traced.aux, loss_aux)
-    values = Values(
-        weights=jax.tree.leaves(stacks),
-        batch=jax.tree.leaves(batch),
-        extra=jax.tree.leaves(extra),
-        key=jax.tree.leaves(key),
-        constants=traced.constants,
-        targets=jax.tree.leaves(targets),
-        loss_constants=[] if head is None else head.constants,
-    )
-    made = program(values)
-    if head is None:
-        outs = jax.tree.unflatten(jax.tree.structure(x), map(joined, made.outs))
-    else:
-        outs = made.outs.astype(head.dtype)
-    aux = [traced.with_aux([ungrouped(leaf, grouping) for leaf in made.aux])] * has_aux
+    with region.context:
+        parts = partial(jax.tree.map, lambda leaf: cut(without(axis, strong(leaf)), microbatches))
+        batch, extra, targets = parts(x), parts(extra), parts(targets)
+        stacks = jax.tree.map(lambda leaf: grouped(strong(leaf), grouping, axis, region.stages), weights)
+        one = lambda tree, dims=1: jax.tree.map(partial(part_of, region.around, dims), tree)  # noqa: E731
+        rest = [*[one(extra)] * (extra is not None), *[one(key, 0)] * (key is not None)]
+        traced = trace_layer(region, layer, has_aux, one(batch), one(stacks, 3), *rest)
+        if loss is None:
+            head, last = None, None
+        else:
+            head = trace_loss(region, loss, loss_has_aux, one(batch), *[one(targets)] * (targets is not None))
+            last = head.call
+        loss_aux = [] if head is None else head.aux
+        program = Program(region, schedule, table, grouping, traced.call, last, traced.aux, loss_aux)
+        values = Values(
+            weights=jax.tree.leaves(stacks),
+            batch=jax.tree.leaves(batch),
+            extra=jax.tree.leaves(extra),
+            key=jax.tree.leaves(key),
+            constants=traced.constants,
+            targets=jax.tree.leaves(targets),
+            loss_constants=[] if head is None else head.constants,
+        )
+        made = program(values)
+        if head is None:
+            outs = jax.tree.unflatten(jax.tree.structure(x), map(joined, made.outs))
+        else:
+            outs = made.outs.astype(head.dtype)
+        aux = [traced.with_aux([ungrouped(leaf, grouping, axis, region.stages) for leaf in made.aux])] * has_aux
     if head is not None and loss_has_aux:
         aux.append(head.with_aux(made.loss_aux))
     return (outs, aux[0] if len(aux) == 1 else tuple(aux)) if aux else outs
 
 
-def _microbatches(x: Any, extra: Any, targets: Any, given: int | Sequence[int]) -> int:
+def _microbatches(axis: str, x: Any, extra: Any, targets: Any, given: int | Sequence[int]) -> int:
     batch = leaves_of(x, "x")
     check_no_keys(batch)
     rows = [*batch, *leaves_of(extra, "extra"), *leaves_of(targets, "targets")]
-    return microbatches_of(given, check_same_length(rows, "the batch"), batch[0][0])
+    size = check_same_length(rows, "the batch")
+    check_summed(rows)
+    splits = [Split(name, over, count) for name, leaf in rows for over, count in [rows_split(axis, leaf)] if over]
+    return microbatches_of(given, size, batch[0][0], splits)

@@ -198,7 +198,7 @@ class Program:
             self.region.axis,
             self.table,
             Slots(self.table),
-            LayerPasses(layer, x, one, turned),
+            LayerPasses(self.region, layer, x, one, turned),
             self.grouping,
             given,
             values.batch,
@@ -214,7 +214,7 @@ class Program:
         loss = partial(_in_order, self.loss, len(x), len(values.loss_constants))
         given = Inputs(values.loss_constants, [], values.targets, [])
         one = Inputs(values.loss_constants, [], [leaf[0] for leaf in values.targets], [])
-        passes = LayerPasses(loss, x, one, 1 if ends is None else None)
+        passes = LayerPasses(self.region, loss, x, one, 1 if ends is None else None)
         value = passes.outs[0]
         cotangent = jnp.asarray(self.table.share if ends is None else ends.outs[0], value.dtype)
         return Head(passes, given, cotangent, [] if ends is None else ends.loss_aux)

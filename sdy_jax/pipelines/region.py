@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jax
 
 from sdy_jax.annotate.site import current_mesh
-from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.jax_internals.contexts import context_mesh
+from sdy_jax.errors import ShardingError
+from sdy_jax.jax_internals.contexts import context_mesh, mesh_in_context
+from sdy_jax.pipelines.explicit_types import on_mesh, split_over
 from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.types import explicit_axes
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,19 @@ class Region:
         axis: the axis with the stages.
         stages: its size.
         alone: whether a stage is one device.
+        around: the mesh whose types arrays have outside of it, if it has Explicit axes.
     """
 
     mesh: Any
     axis: str
     stages: int
     alone: bool
+    around: Any
+
+    @property
+    def context(self) -> AbstractContextManager[Any]:
+        """In which arrays outside of it have their types: with the mesh, where that is of none yet."""
+        return nullcontext() if self.around is None or self.mesh is None else mesh_in_context(self.mesh)
 
     def mapped(self, fun: Callable[..., Any], in_specs: Any, out_specs: Any, scope: str = "") -> Callable[..., Any]:
         """A function of blocks as one of whole arrays, in a name scope."""
@@ -43,15 +52,24 @@ class Region:
         @wraps(fun)
         def scoped(*args: Any) -> Any:
             with jax.named_scope(scope) if scope else nullcontext():
-                return inside(*args)
+                return inside(*(args if self.around is None else split_over(self.axis, in_specs, args)))
 
-        return jax.jit(scoped)  # eagerly, jax maps over all axes only
+        run = jax.jit(scoped)  # eagerly, jax maps over all axes only
+
+        def called(*args: Any) -> Any:
+            with self.context:
+                return run(*args)
+
+        return called
 
     def traced(self, fun: Callable[..., Any], types: Sequence[Any]) -> Any:
         """A function as a jaxpr with the types and the mesh that it sees in the region, and its results' types.
 
-        What it closes over are the jaxpr's constants.
+        What it closes over are the jaxpr's constants. Where these have types on Explicit axes, it sees those, and the
+        mesh around the region: to jax, types on a mesh that is manual on an axis are others.
         """
+        if self.around is not None:
+            return jax.make_jaxpr(fun, return_shape=True)(*types)
         found = []
 
         def inside(*xs: Any) -> None:
@@ -60,13 +78,34 @@ class Region:
         jax.eval_shape(self.mapped(inside, jax.P(), jax.P()), *types)
         return found[0]
 
+    def outside(self, fun: Callable[..., Any], *args: Any) -> Any:
+        """What a function makes of arrays, in the region, by the types that these have outside of it.
+
+        Derivatives of it cross the border as well, so that what they keep has the region's types.
+        """
+        if self.around is None:
+            return fun(*args)
+        run = jax.custom_vjp(partial(self._crossed, fun))
+        run.defvjp(partial(self.outside, partial(jax.vjp, fun)), partial(self.outside, _pulled))
+        return run(*args)
+
+    def _crossed(self, fun: Callable[..., Any], *args: Any) -> Any:
+        inside = jax.sharding.get_abstract_mesh()
+        with jax.sharding.use_abstract_mesh(self.around):
+            made = fun(*on_mesh(args, self.around))
+        return on_mesh(made, inside)
+
+
+def _pulled(pull: Callable[..., Any], cotangents: Any) -> Any:
+    """Cotangents, and None for what has none."""
+    return jax.tree.map(lambda x: None if x.dtype == jax.dtypes.float0 else x, pull(cotangents))
+
 
 def region_of(axis: str, mesh: Any) -> Region:
     """The region for an axis of a mesh: that given, the partition's, or the context's.
 
     Raises:
         ShardingError: there is no mesh, it has no such axis, or the code around is manual on it.
-        UnsupportedError: it has Explicit axes.
     """
     partition, around = current_mesh(), jax.sharding.get_abstract_mesh()
     if mesh is not None and partition is not None and mesh_from_jax(mesh) != partition:
@@ -80,16 +119,10 @@ def region_of(axis: str, mesh: Any) -> Region:
     manual = set(map(str, known.manual_axes)) if known is around else set()
     if axis in manual:
         raise ShardingError(f"pipeline: axis is {axis!r}, on which the code around is manual")
-    if jax.sharding.AxisType.Explicit in known.axis_types:
-        raise UnsupportedError(_EXPLICIT)
     others = (size for name, size in known.shape.items() if name != axis)
-    return Region(None if known is around else mesh, axis, known.shape[axis], all(size == 1 for size in others))
-
-
-_EXPLICIT = (
-    "pipeline: the mesh has Explicit axes; to fix: call pipeline in a function under jax.sharding.auto_axes, with all "
-    "arrays that it reads as arguments, those of the layer too"
-)
+    typed = getattr(known, "abstract_mesh", known) if explicit_axes(known) else None
+    mesh = None if known is around else mesh
+    return Region(mesh, axis, known.shape[axis], all(size == 1 for size in others), typed)
 
 
 def _check_axis(axis: Any, mesh: Any) -> None:

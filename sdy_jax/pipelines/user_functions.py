@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.errors import ArgumentError
-from sdy_jax.pipelines.checks import check_loss, check_same_types
+from sdy_jax.pipelines.checks import check_loss, check_not_split, check_same_types
 from sdy_jax.pipelines.region import Region
 
 
@@ -52,6 +52,7 @@ def trace_layer(
 
     Raises:
         ArgumentError: it makes other activations than it takes.
+        ShardingError: it splits something over the axis of the stages.
     """
 
     def called(x: Any, weights: Any, *rest: Any) -> tuple[Any, Any]:
@@ -64,7 +65,7 @@ def trace_layer(
             )
         return strong(made[0]), strong(made[1])
 
-    closed, (y, aux) = _traced(region, called, (x, weights, *rest))
+    closed, (y, aux) = _traced(region, "layer", called, (x, weights, *rest))
     check_same_types(x, y)
     return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
@@ -74,6 +75,7 @@ def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: A
 
     Raises:
         ArgumentError: it is not one number, or has no auxiliary results where it should.
+        ShardingError: it splits something over the axis of the stages.
     """
 
     def called(*args: Any) -> tuple[Any, Any]:
@@ -86,7 +88,7 @@ def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: A
             )
         return made[0], strong(made[1])
 
-    closed, (value, aux) = _traced(region, called, args)
+    closed, (value, aux) = _traced(region, "loss", called, args)
     check_loss(value)
     return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
@@ -96,7 +98,9 @@ def strong(tree: Any) -> Any:
     return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.asarray(x).dtype), tree)
 
 
-def _traced(region: Region, fun: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _traced(region: Region, name: str, fun: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A function as a jaxpr of leaves, and the types of its results as a tree."""
     leaves, structure = jax.tree.flatten(args)
-    return region.traced(lambda *xs: fun(*jax.tree.unflatten(structure, xs)), leaves)
+    closed, made = region.traced(lambda *xs: fun(*jax.tree.unflatten(structure, xs)), leaves)
+    check_not_split(region.axis, closed, name)
+    return closed, jax.tree.unflatten(jax.tree.structure(made), closed.out_avals)

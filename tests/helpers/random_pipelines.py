@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
@@ -22,9 +23,14 @@ MESHES = [(1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1), (2, 2, 1), (4, 1, 2), (2, 
 """Sizes of `stage`, `data` and `model`."""
 
 
-def mesh_of(sizes: tuple[int, ...]) -> jax.sharding.Mesh:
-    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
-    return jax.sharding.Mesh(devices, ("stage", "data", "model"), axis_types=(AxisType.Auto,) * 3)
+AXES = ("stage", "data", "model")
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+KINDS = [(AUTO,) * 3, (EXPLICIT,) * 3, (AUTO, EXPLICIT, AUTO), (EXPLICIT, AUTO, EXPLICIT)]
+
+
+def mesh_of(case: Case) -> jax.sharding.Mesh:
+    devices = np.array(jax.devices()[: int(np.prod(case.sizes))]).reshape(case.sizes)
+    return jax.sharding.Mesh(devices, AXES, axis_types=case.kinds)
 
 
 @dataclass
@@ -48,6 +54,7 @@ class Case:
     loss_has_aux: bool = False
     aux_moves: bool = True
     """Whether auxiliary results have cotangents."""
+    kinds: tuple[Any, ...] = KINDS[0]
 
 
 def draw(seed: int) -> Case:
@@ -77,6 +84,7 @@ def draw(seed: int) -> Case:
     )
     case.has_aux |= has_loss and flip()
     case.loss_has_aux, case.aux_moves = has_loss and flip(), flip()
+    case.kinds = KINDS[int(rng.choice(len(KINDS), p=[0.5, 0.3, 0.1, 0.1]))]
     return case
 
 
@@ -168,7 +176,7 @@ def piped(case: Case, key: Any, given: dict[str, Any]) -> Any:
         options["loss_has_aux"] = case.loss_has_aux
     extra = given["extra"] if case.has_extra else None
     if not case.is_partitioned:
-        options["mesh"] = mesh_of(case.sizes)
+        options["mesh"] = mesh_of(case)
     return sdy.pipeline(layer_of(case, given["shared"]), given["weights"], given["x"], extra, **options)
 
 
@@ -179,6 +187,18 @@ def number(out: Any) -> Any:
         jnp.sum(jnp.sin(x.astype(jnp.float32 if x.dtype == jnp.bfloat16 else x.dtype)) * (i + 1))
         for i, x in enumerate(leaves)
     )
+
+
+def _on_types(case: Case, moving: Any, given: Any, fun: Callable[..., Any]) -> Any:
+    """What a function makes of arrays whose types are split as far as they can be."""
+    mesh, (stages, data, _) = mesh_of(case), case.sizes
+    rows = case.batch // case.options["microbatches"]
+    batch, stack = P("data" if rows % data == 0 else None), P("stage" if case.layers % stages == 0 else None)
+    specs = {"weights": stack, "x": batch, "extra": batch, "targets": batch, "shared": P(), "head": P()}
+    for_all = lambda tree: {name: jax.device_put(tree[name], NamedSharding(mesh, specs[name])) for name in tree}  # noqa: E731
+    run = sdy.partition(fun) if case.is_partitioned else jax.jit(fun)
+    with jax.set_mesh(mesh) if case.is_partitioned else nullcontext():
+        return run(for_all(moving), for_all(given))
 
 
 def compare(case: Case) -> None:
@@ -197,12 +217,13 @@ def compare(case: Case) -> None:
         return jax.grad(of, has_aux=True)(moving)
 
     wanted = jax.jit(partial(both, plain))(moving, given)
-    if case.is_partitioned:
+    if EXPLICIT in case.kinds:
+        found = _on_types(case, jax.tree.map(np.asarray, moving), jax.tree.map(np.asarray, given), partial(both, piped))
+    elif case.is_partitioned:
         specs = {name: P("data") for name in given} | {"weights": P("stage"), "shared": P(), "head": P()}
-        run = sdy.partition(partial(both, piped), mesh=mesh_of(case.sizes), in_shardings=(specs, specs))
+        found = sdy.partition(partial(both, piped), mesh=mesh_of(case), in_shardings=(specs, specs))(moving, given)
     else:
-        run = jax.jit(partial(both, piped))
-    found = run(moving, given)
+        found = jax.jit(partial(both, piped))(moving, given)
     tolerance = {jnp.float64: 1e-9, jnp.float32: 1e-4, jnp.bfloat16: 0.06}[case.dtype]
     for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(wanted)[0], jax.tree.leaves(found), strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape, (path, a, b)

@@ -265,19 +265,8 @@ def test_wrong_meshes() -> None:
         piped(WEIGHTS, X, mesh=None)
     with pytest.raises(sdy.ShardingError, match="pipeline: axis is 'stage', on which the code around is manual"):
         jax.jit(jax.shard_map(partial(piped, mesh=None), mesh=MESH, in_specs=P(), out_specs=P()))(WEIGHTS, X)
-    with pytest.raises(sdy.UnsupportedError, match=re.escape("under jax.sharding.auto_axes")):
-        piped(WEIGHTS, X, mesh=jax.sharding.Mesh(MESH.devices, ("stage",), axis_types=(AxisType.Explicit,)))
     with pytest.raises(sdy.ShardingError, match="pipeline on"):
         sdy.partition(piped, mesh=mesh_of(stage=2))(WEIGHTS, X)
-
-
-def test_explicit_axes_that_are_made_auto() -> None:
-    with jax.set_mesh(
-        jax.sharding.Mesh(mesh_of(stage=4, data=2).devices, ("stage", "data"), axis_types=(AxisType.Explicit,) * 2)
-    ):
-        x, w = jax.device_put(X, P("data")), jax.device_put(WEIGHTS, P("stage"))
-        inside = jax.sharding.auto_axes(partial(piped, mesh=None), out_sharding=P("data"))
-        agree(jax.jit(inside)(w, x), scanned(WEIGHTS, X))
 
 
 def test_there_are_no_forward_mode_derivatives() -> None:
