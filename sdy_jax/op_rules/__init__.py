@@ -16,6 +16,6 @@ from sdy_jax.op_rules import (  # noqa: F401  (each registers its rules)
     sorting,
     window,
 )
-from sdy_jax.op_rules.registry import RuleBook, has_no_rule_silently, rule
+from sdy_jax.op_rules.registry import Compat, RuleBook, has_no_rule_silently, rule
 
-__all__ = ["RuleBook", "has_no_rule_silently", "rule"]
+__all__ = ["Compat", "RuleBook", "has_no_rule_silently", "rule"]

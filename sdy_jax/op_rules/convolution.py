@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.op_rules.builder import NEED_REPLICATION, PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
@@ -22,6 +23,12 @@ _AddSpace = Callable[[RuleBuilder, Op, ConvolutionDimensionNumbers], None]
 def convolution(op: Op, conservative: bool) -> OpShardingRule:
     """Batch groups, batch, space, feature groups, input features, output features of a group."""
     return _convolution(op, None if conservative else _add_factored_space)
+
+
+@rule("stablehlo.convolution", newer=True)
+def convolution_with_all_of_space(op: Op, conservative: bool) -> OpShardingRule:
+    """The same, but windows and positions that have no part of the input's size are factors of their own."""
+    return _convolution(op, None if conservative else partial(_add_factored_space, keeps_all=True))
 
 
 @rule("stablehlo.convolution", beyond=True)
@@ -66,11 +73,14 @@ def _add_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers) 
             builder.add((None, at), (None,), kernel[at], NEED_REPLICATION)
 
 
-def _add_factored_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers) -> None:
+def _add_factored_space(
+    builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers, keeps_all: bool = False
+) -> None:
     """Each spatial dimension of the input is windows times positions inside a window, the larger one first.
 
     The windows are the result's dimension, the positions the kernel's. What the first of the two leaves of the input's
-    size bounds the second.
+    size bounds the second. Where it leaves nothing, the second stays out, or is kept without the input: elements of the
+    kernel or of the result in another order.
     """
     operand, kernel, result = shape_of(op, 0), shape_of(op, 1), result_shape(op)
     for inside, at, out in zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True):
@@ -82,6 +92,8 @@ def _add_factored_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimension
             if factor > 1:
                 builder.add((inside, on_kernel), (on_result,), factor, kind)
                 rest //= factor
+            elif keeps_all and size > 1:
+                builder.add((None, on_kernel), (on_result,), size, PERMUTATION)
 
 
 passes_unreduced("stablehlo.convolution", {"sum": Linear.ONE_FACTOR})

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from copy import copy
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+import jaxlib
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions, registered
@@ -23,9 +24,15 @@ from sdy_jax.representation.rule import OpShardingRule
 RuleFunction = Callable[[Op, bool], OpShardingRule | None]
 AnyRule = TypeVar("AnyRule", bound=RuleFunction)
 
+Compat = Literal["shardy", "shardy-0.10", "shardy-0.12", "sdy_jax"]
+"""Whose rules: `"shardy-0.10"` and `"shardy-0.12"` those that Shardy has in these versions of jaxlib, which differ for
+a few ops; `"shardy"` those of the installed jaxlib; `"sdy_jax"` also some that Shardy does not have, as in plans."""
+
 RULES: dict[str, RuleFunction] = {}
 BEYOND: dict[str, RuleFunction] = {}
 """Rules of ours that say more than Shardy's of the same ops."""
+NEWER: dict[str, RuleFunction] = {}
+"""Shardy's rules since jaxlib 0.12, of ops that had others before."""
 
 WRITTEN_BY_JAX: dict[str, Callable[[Op], OpShardingRule | None]] = {}
 """By op name, the rule that jax itself writes on such an op when it lowers it. It says no more than ours does."""
@@ -69,7 +76,7 @@ SILENT_TARGETS = frozenset(
 
 
 def rule(
-    *names: str, reads_neighbours: bool = False, extra: bool = False, beyond: bool = False
+    *names: str, reads_neighbours: bool = False, extra: bool = False, beyond: bool = False, newer: bool = False
 ) -> Callable[[AnyRule], AnyRule]:
     """Registers the rule of the ops with these names.
 
@@ -79,8 +86,9 @@ def rule(
         extra: Shardy has no rule for these ops; `compat="shardy"` switches ours off.
         beyond: Shardy's rule of these ops, which is registered too, keeps more whole than it needs to;
             `compat="shardy"` switches to that one.
+        newer: Shardy's rule since jaxlib 0.12; the one before, on which plans are built, is registered too.
     """
-    rules = BEYOND if beyond else RULES
+    rules = BEYOND if beyond else NEWER if newer else RULES
 
     def register(function: AnyRule) -> AnyRule:
         registered(rules, names, "rules")(function)
@@ -114,18 +122,19 @@ class RuleBook:
     Args:
         conservative: leave out factors along which a shard of the result is not one shard of the operand (windows,
             slices, pads, concatenated and spatial dimensions).
-        compat: `"shardy"` has exactly the rules that Shardy has; None also those of ops that plainly have one
+        compat: `"shardy"` has exactly the rules that Shardy has; `"sdy_jax"` also those of ops that plainly have one
             (`chlo.erf`, `stablehlo.map`, ...), and for a few ops rules that keep less whole (the columns of linear
             systems, the batches of LAPACK's functions).
         overrides: whether an `sdy.sharding_rule` on an op replaces its registered rule, as it does for propagation.
             Without, it only speaks for ops that have no other: what an op computes does not depend on it.
     """
 
-    def __init__(self, conservative: bool = False, compat: str | None = None, overrides: bool = True):
+    def __init__(self, conservative: bool = False, compat: Compat = "sdy_jax", overrides: bool = True):
         load_extensions()
         self._conservative, self._overrides = conservative, overrides
-        self._off = _EXTRA if compat == "shardy" else set()
-        self._beyond = {} if compat == "shardy" else BEYOND
+        self._is_ours = compat == "sdy_jax"
+        self._off = set() if self._is_ours else _EXTRA
+        self._instead = BEYOND if self._is_ours else NEWER if _is_new(compat) else {}
         self._known: dict[Hashable, OpShardingRule | None] = {}
 
     def without_overrides(self) -> RuleBook:
@@ -148,7 +157,7 @@ class RuleBook:
 
     def _gives_way(self, op: Op, own: OpShardingRule | None) -> bool:
         """Whether the registered rule comes before the op's own one."""
-        written = WRITTEN_BY_JAX.get(op.name) if self._beyond else None
+        written = WRITTEN_BY_JAX.get(op.name) if self._is_ours else None
         return not self._overrides or (written is not None and written(op) == own)
 
     def _registered(self, op: Op, signature: Hashable) -> OpShardingRule | None:
@@ -162,13 +171,18 @@ class RuleBook:
         return self._known[signature]
 
     def _computed(self, op: Op) -> OpShardingRule | None:
-        found = self._beyond.get(op.name) or RULES[op.name]
+        found = self._instead.get(op.name) or RULES[op.name]
         return found(op, self._conservative) if _has_static_tensors(op) else None
 
     def _remember(self, own: ir.Attribute, read: Callable[[ir.Attribute], OpShardingRule]) -> OpShardingRule | None:
         if own not in self._known:
             self._known[own] = read(own)
         return self._known[own]
+
+
+def _is_new(compat: Compat) -> bool:
+    """Whether Shardy's rules are those of jaxlib 0.12 and later."""
+    return compat == "shardy-0.12" or (compat == "shardy" and jaxlib.version.__version_info__ >= (0, 12))
 
 
 def _has_static_tensors(op: Op) -> bool:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.op_rules.builder import RuleBuilder, Shape, result_shape, shape_of
+from sdy_jax.op_rules.builder import (
+    NEED_REPLICATION,
+    PASS_THROUGH,
+    PERMUTATION,
+    RuleBuilder,
+    Shape,
+    result_shape,
+    shape_of,
+)
 from sdy_jax.op_rules.linearity import Linear, passes_unreduced
 from sdy_jax.op_rules.registry import rule
-from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.rule import FactorType, OpShardingRule
 
 
 @rule("stablehlo.transpose")
@@ -39,11 +48,24 @@ def reshape(op: Op, conservative: bool) -> OpShardingRule | None:
 
     `2x6x4 -> 3x16` gives `([i, km, n])->([j, lmn]) {i=2, j=3, k=3, l=2, m=2, n=4}`.
     """
+    return _reshape(op, _ReshapeWalk)
+
+
+@rule("stablehlo.reshape", newer=True)
+def reshape_in_places(op: Op, conservative: bool) -> OpShardingRule | None:
+    """The same, but a dimension that lies across the borders of others is split with the one at the same place.
+
+    `2x6x4 -> 3x16` gives `([i, jl, m])->([i, klm]) {i=2, j=3, k=2, l=2, m=4} need_replication={j, k} permutation={i}`.
+    """
+    return _reshape(op, _ReshapeWalkAcross)
+
+
+def _reshape(op: Op, walk: type[_ReshapeWalk]) -> OpShardingRule | None:
     operand, result = shape_of(op), result_shape(op)
     if math.prod(operand) == 0:
         return None
     builder = RuleBuilder.of(op)
-    _ReshapeWalk(_Side(operand), _Side(result), builder).run()
+    walk(_Side(operand), _Side(result), builder).run()
     return builder.build()
 
 
@@ -88,6 +110,9 @@ class _ReshapeWalk:
     brings it level if that is possible.
     """
 
+    alone: ClassVar[FactorType] = PASS_THROUGH
+    """The kind of factors that one side alone has."""
+
     def __init__(self, operand: _Side, result: _Side, builder: RuleBuilder):
         self.operand, self.result, self.builder = operand, result, builder
 
@@ -122,14 +147,30 @@ class _ReshapeWalk:
         if common > 1:
             self._add_factor(common, self.operand, self.result)
             return
+        self._step_across()
+
+    def _step_across(self) -> None:
+        """What is left of the two dimensions has no common divisor."""
         self._add_factor(self.operand.rest, self.operand)
         self._add_factor(self.result.rest, self.result)
 
     def _add_factor(self, size: int, *sides: _Side) -> None:
         operand, result = (side.dim if side in sides else None for side in (self.operand, self.result))
-        self.builder.add((operand,), (result,), size)
+        self.builder.add((operand,), (result,), size, self.alone if len(sides) == 1 else PASS_THROUGH)
         for side in sides:
             side.emitted *= size
+
+
+class _ReshapeWalkAcross(_ReshapeWalk):
+    """The same walk, but where there is no common divisor, what is left of the operand's dimension is a factor of both,
+    whose shards differ. What one side alone has stays whole."""
+
+    alone = NEED_REPLICATION
+
+    def _step_across(self) -> None:
+        operand, result = self.operand, self.result
+        self.builder.add((operand.dim,), (result.dim,), operand.rest, PERMUTATION)
+        operand.emitted, result.emitted = operand.entered, result.entered
 
 
 def _catch_up(behind: _Side, ahead: _Side) -> int:

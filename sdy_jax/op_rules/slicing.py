@@ -23,6 +23,8 @@ PIECES = "sdy_jax.pieces"
 ROLL = "sdy_jax.roll"
 """The target of custom calls that rotate a dimension by a scalar operand; `lowering/strategies/rolling.py`."""
 
+_PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
+
 CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
 
 
@@ -35,6 +37,17 @@ def slice_or_pad(op: Op, conservative: bool) -> OpShardingRule:
             builder.add_all(dim, size)
         else:
             builder.add_all(dim, size, PERMUTATION, blocked=conservative)
+    return builder.build()
+
+
+@rule("stablehlo.pad", newer=True)
+def pad(op: Op, conservative: bool) -> OpShardingRule:
+    """The same, but elements move also where as many are cut off as are added."""
+    builder, result = RuleBuilder.of(op), result_shape(op)
+    paddings = zip(*map(op.ints, _PADDINGS), strict=True)
+    for dim, (size, padding) in enumerate(zip(shape_of(op), paddings, strict=True)):
+        kind = PERMUTATION if any(padding) else PASS_THROUGH
+        builder.add_all(dim, size, kind, blocked=conservative and size != result[dim])
     return builder.build()
 
 
@@ -132,6 +145,20 @@ def dynamic_update_slice(op: Op, conservative: bool) -> OpShardingRule:
             continue
         builder.add((dim, None, *scalars), (dim,), size)
         builder.add((None, dim, *scalars), (None,), update[dim], kind)
+    return builder.build()
+
+
+@rule("stablehlo.dynamic_update_slice", newer=True)
+def dynamic_update_slice_in_places(op: Op, conservative: bool) -> OpShardingRule:
+    """The same, but where the update covers a part, elements of both move between shards."""
+    operand, update, scalars = shape_of(op, 0), shape_of(op, 1), (None,) * (len(op.operands) - 2)
+    builder = RuleBuilder.of(op)
+    for dim, size in enumerate(operand):
+        if update[dim] == size:
+            builder.add_all(dim, size)
+            continue
+        builder.add((dim, None, *scalars), (dim,), size, PERMUTATION)
+        builder.add((None, dim, *scalars), (None,), update[dim], PERMUTATION)
     return builder.build()
 
 

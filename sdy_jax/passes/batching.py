@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import named
+from sdy_jax.op_rules import Compat
 from sdy_jax.op_rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 from sdy_jax.passes.ramps import At, Ramps
 from sdy_jax.propagation.liveness import is_removable
@@ -27,14 +27,14 @@ _RULE = "sdy.sharding_rule"
 """On ops whose dimensions the user numbered: they stay as they are."""
 
 
-def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy", "sdy_jax"] = "shardy") -> None:
+def make_batching_explicit(module: ir.Operation, *, compat: Compat = "shardy") -> None:
     """Turns elements of index vectors that count along a dimension of the indices into batching dimensions.
 
     One element is left in any case, as an index vector is never empty.
 
     Args:
       module: a `builtin.module`, edited in place.
-      compat: with `"shardy"`, only dimension 0 of an input along dimension 0 of its indices, where there is no other
+      compat: with Shardy's, only dimension 0 of an input along dimension 0 of its indices, where there is no other
         batching dimension and the count is an iota, broadcast or reshaped, and perhaps concatenated with the rest; with
         `"sdy_jax"`, any.
     """
@@ -46,7 +46,7 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy", "s
         if op.name not in INDEXING or _RULE in op.attributes:
             continue
         indexing = _BatchedIndexing.of(op)
-        found = _leading(indexing) if compat == "shardy" else _counted(indexing, ramps)
+        found = _leading(indexing) if compat != "sdy_jax" else _counted(indexing, ramps)
         if found:
             _change(indexing, found)
             replaced += [producer] if (producer := indexing.indices.defining_op) is not None else []

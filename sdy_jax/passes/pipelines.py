@@ -11,6 +11,7 @@ from typing import Literal
 
 from sdy_jax.errors import ParseError
 from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.op_rules import Compat
 from sdy_jax.passes.registry import Pass
 
 Passes = tuple[Pass, ...]
@@ -22,9 +23,6 @@ Stage = Literal[
     "convert-global-to-local",
 ]
 """How far partitioning goes."""
-
-Compat = Literal["shardy", "sdy_jax"]
-"""`"shardy"`: what Shardy's passes give. `"sdy_jax"`: also by rules that Shardy does not have, as in `partition`."""
 
 
 def _passes(*names: str) -> Passes:

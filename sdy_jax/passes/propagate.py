@@ -8,7 +8,7 @@ from typing import Literal
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules import Compat, RuleBook
 from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
 from sdy_jax.passes.sharding_rules import drop_rules, write_rules
@@ -30,7 +30,7 @@ def _propagate(
     debug_sharding_origins: bool = False,
     debug_propagation_edge_sharding: bool = False,
     module_dump_directory: str = "",
-    compat: Literal["shardy", "sdy_jax"] = "shardy",
+    compat: Compat = "shardy",
 ) -> None:
     """Propagates and erases dead ops.
 
@@ -44,7 +44,7 @@ def _propagate(
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops that have a rule. Otherwise only custom ones stay.
       debug_sharding_origins, debug_propagation_edge_sharding: write where each axis came from.
       module_dump_directory: accepted; nothing is written there.
-      compat: `"shardy"` propagates as Shardy does; `"sdy_jax"` also by rules that Shardy does not have.
+      compat: `"shardy"` propagates as Shardy does; `"sdy_jax"` also by rules that Shardy does not have; see `Compat`.
     """
     synchronize_groups(module)
     graph = Graph(module)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import has_static_shape, pre_order
-from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules import Compat, RuleBook
 from sdy_jax.propagation.edges import identity_rule
 from sdy_jax.representation.attributes import rule_from_attribute, rule_to_attribute
 
@@ -17,19 +16,19 @@ RULE = "sdy.sharding_rule"
 
 
 def populate_op_sharding_rules(
-    module: ir.Operation, *, conservative_propagation: bool = False, compat: Literal["shardy", "sdy_jax"] = "shardy"
+    module: ir.Operation, *, conservative_propagation: bool = False, compat: Compat = "shardy"
 ) -> None:
     """Writes the rule of every op that has one and does not carry one yet.
 
     Args:
       module: a `builtin.module`, edited in place.
       conservative_propagation: leave out factors along which a result's shard is not one operand's shard.
-      compat: `"shardy"` has the rules that Shardy has, `"sdy_jax"` also those that it does not have.
+      compat: `"shardy"` has the rules that Shardy has, `"sdy_jax"` also those that it does not have; see `Compat`.
     """
     write_rules(Graph(module), conservative_propagation, compat)
 
 
-def write_rules(graph: Graph, conservative: bool, compat: str) -> None:
+def write_rules(graph: Graph, conservative: bool, compat: Compat) -> None:
     """Writes the rules of a graph's ops."""
     book = RuleBook(conservative, compat)
     rules = [(op, book.rule_of(op)) for op in graph.ops if RULE not in op.attributes]

@@ -15,7 +15,7 @@ from partitioned_ops import op as function_of_op
 from random_programs.calls import chlo_op
 from random_programs.indexing import overwrite
 from random_programs.tensors import FAMILIES, Case, Family, Shape, Tensor, comparator, reducer, some_shape
-from rule_oracle import assert_same_rules, function_of, our_rule, parse
+from rule_oracle import assert_same_rules, function_of, our_rule, parse, rules_of
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.local_op import EMITTERS
@@ -41,17 +41,9 @@ def some_case(rng: random.Random, make: Family) -> Case:
             return case
 
 
-CHANGED_AFTER_0_10 = {"reshape", "aligned_reshape", "convolution", "pad", "dynamic_update_slice"}
-"""Families whose rules newer versions of Shardy refined; ours are those of 0.10."""
-
-NEWER = jaxlib.version.__version_info__ >= (0, 11)
-
-
 @pytest.mark.parametrize("conservative", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_generated_ops_have_the_oracles_rule(name: str, conservative: bool) -> None:
-    if NEWER and name in CHANGED_AFTER_0_10:
-        pytest.skip("this jaxlib's Shardy has another rule for these ops than version 0.10")
     rng = random.Random(name)
     assert_same_rules("".join(function_of(some_case(rng, FAMILIES[name]), i) for i in range(60)), conservative)
 
@@ -234,26 +226,63 @@ EXAMPLES = [
     ),
 ]
 
-SHARDYS_EXAMPLES: list[tuple[Case, str]] = [
+UPDATE = Case(
+    "stablehlo.dynamic_update_slice",
+    [Tensor((4, 8)), Tensor((2, 8)), Tensor((), "i32"), Tensor((), "i32")],
+    [Tensor((4, 8))],
+)
+PAD = Case(
+    "stablehlo.pad",
+    [Tensor((8, 6)), Tensor(())],
+    [Tensor((8, 9))],
+    "edge_padding_low = array<i64: 1, 3>, edge_padding_high = array<i64: -1, 0>, interior_padding = array<i64: 0, 0>",
+)
+
+SHARDYS_EXAMPLES: list[tuple[Case, str, str]] = [
     (
         SELECT_AND_SCATTER,
+        "([j, k, l], [i, k, l], [])->([j, k, l]) {i=4, j=8, k=6, l=4} need_replication={i} permutation={j}",
         "([j, k, l], [i, k, l], [])->([j, k, l]) {i=4, j=8, k=6, l=4} need_replication={i} permutation={j}",
     ),
     (
         convolved((2, 16, 16, 8), (3, 3, 8, 32), (2, 14, 14, 32)),
         "([i, j, k, l], [n, o, l, m])->([i, j, k, m]) {i=2, j=14, k=14, l=8, m=32, n=1, o=1} "
         "reduction={l} permutation={j, k}",
+        "([i, j, l, n], [k, m, n, o])->([i, j, l, o]) {i=2, j=14, k=3, l=14, m=3, n=8, o=32} "
+        "reduction={n} permutation={j, k, l, m}",
     ),
     (
         convolved((2, 16, 8), (3, 2, 32), (2, 14, 32), feature_groups=4),
         "([i, j, kl], [n, l, km])->([i, j, km]) {i=2, j=14, k=4, l=2, m=8, n=1} reduction={l} permutation={j}",
+        "([i, j, lm], [k, m, ln])->([i, j, ln]) {i=2, j=14, k=3, l=4, m=2, n=8} reduction={m} permutation={j, k}",
     ),
     (
         convolved((8, 16, 8), (3, 8, 32), (2, 14, 32), batch_groups=4),
         "([ij, k, l], [n, l, im])->([j, k, im]) {i=4, j=2, k=14, l=8, m=8, n=1} reduction={l} permutation={k}",
+        "([ij, k, m], [l, m, in])->([j, k, in]) {i=4, j=2, k=14, l=3, m=8, n=8} reduction={m} permutation={k, l}",
+    ),
+    (
+        reshaped((2, 6, 4), (3, 16)),
+        "([i, km, n])->([j, lmn]) {i=2, j=3, k=3, l=2, m=2, n=4}",
+        "([i, jl, m])->([i, klm]) {i=2, j=3, k=2, l=2, m=4} need_replication={j, k} permutation={i}",
+    ),
+    (
+        reshaped((8, 1), (2, 1, 4)),
+        "([ik, l])->([i, j, k]) {i=2, j=1, k=4, l=1}",
+        "([ik, l])->([i, j, k]) {i=2, j=1, k=4, l=1} need_replication={j, l}",
+    ),
+    (
+        UPDATE,
+        "([i, k], [j, k], [], [])->([i, k]) {i=4, j=2, k=8} need_replication={j}",
+        "([i, k], [j, k], [], [])->([i, k]) {i=4, j=2, k=8} permutation={i, j}",
+    ),
+    (
+        PAD,
+        "([i, j], [])->([i, j]) {i=8, j=6} permutation={j}",
+        "([i, j], [])->([i, j]) {i=8, j=6} permutation={i, j}",
     ),
 ]
-"""Of ops for which we have rules of our own as well."""
+"""Of ops for which we or newer versions have other rules: with the rules of jaxlib 0.10, and of 0.12."""
 
 
 @pytest.mark.parametrize(("case", "expected"), EXAMPLES, ids=lambda v: v.name if isinstance(v, Case) else "")
@@ -261,9 +290,15 @@ def test_worked_examples(case: Case, expected: str) -> None:
     assert our_rule(function_of(case, 0), case.name) == expected
 
 
-@pytest.mark.parametrize(("case", "expected"), SHARDYS_EXAMPLES, ids=lambda v: v.name if isinstance(v, Case) else "")
-def test_worked_examples_of_shardys_rules(case: Case, expected: str) -> None:
-    assert our_rule(function_of(case, 0), case.name, compat="shardy") == expected
+@pytest.mark.parametrize(
+    ("case", "older", "newer"), SHARDYS_EXAMPLES, ids=lambda v: v.name if isinstance(v, Case) else ""
+)
+def test_worked_examples_of_shardys_rules(case: Case, older: str, newer: str) -> None:
+    text = function_of(case, 0)
+    _, now, oracles = next(found for found in rules_of(text) if found[0].startswith("%0"))
+    assert now == oracles == (newer if jaxlib.version.__version_info__ >= (0, 12) else older)
+    assert our_rule(text, case.name, compat="shardy-0.10") == older
+    assert our_rule(text, case.name, compat="shardy-0.12") == newer
 
 
 def test_conservative_concatenation_shares_nothing_along_the_joined_dimension() -> None:
@@ -307,7 +342,6 @@ def test_concatenations_of_slices(body: list[str], conservative: bool) -> None:
     assert_same_rules(function("\n".join(body)), conservative)
 
 
-@pytest.mark.skipif(NEWER, reason="this jaxlib's Shardy has another rule for dynamic_update_slice")
 @pytest.mark.parametrize("index", ["%c, %c", "%c, %i", "%s, %c", "%n, %c"])
 def test_updates_at_constant_places(index: str) -> None:
     body = f"""

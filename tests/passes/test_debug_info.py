@@ -30,8 +30,7 @@ CASES = [
         ("manual", "barrier", "group", "while", "priority"),
     ),
 ]
-# Newer versions of jaxlib have other rules (of reshapes, for one), so that other axes spread.
-needs_oracle = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="the oracle is jaxlib 0.10")
+needs_oracle = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="jaxlib 0.12 leaves steps of edges out")
 
 
 def ours(text, passes):
@@ -160,7 +159,6 @@ def test_the_origins_of_a_value_that_is_returned_twice_are_written_once():
     assert ["sharding_origins" in line for line in lines if "res_attrs" in line] == [False, True, True]
 
 
-@needs_oracle
 @pytest.mark.parametrize("text", [T41, MANUAL, TWICE], ids=["T41", "manual", "twice"])
 def test_these_programs_are_explained_as_the_oracle_explains_them(text):
     cases = [(text, f"sdy-add-data-flow-edges,sdy-user-priority-propagate{{{option}}}") for option in (EDGES, ORIGINS)]

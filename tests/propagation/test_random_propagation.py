@@ -63,10 +63,8 @@ NEEDED_BY = {
 }
 """Passes that are always run on programs with these features: the oracle needs them, or we do (for edges)."""
 
-CHANGED = ("reshape", "aligned_reshape", "convolution", "pad", "dynamic_update_slice")
-"""Newer versions of Shardy refined these rules."""
 IS_NEW = jax.__version_info__ >= (0, 11)
-WITHOUT = CHANGED if IS_NEW else ("if",)
+WITHOUT = () if IS_NEW else ("if",)
 """Older versions let no sharding through `stablehlo.if`, and apply no constraint to what is stated to be open; in both
 we do as the newest does."""
 

@@ -15,7 +15,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules import Compat, RuleBook
 from sdy_jax.plan.explanations.annotation_origins import Annotations, StatedBorder
 from sdy_jax.plan.explanations.chains import Chain, Link, Why
 from sdy_jax.plan.explanations.checkpoint_names import Marks
@@ -50,7 +50,7 @@ class Explanation:
         inputs: Sequence[str],
         outputs: Sequence[str],
         border: StatedBorder,
-        compat: str | None = None,
+        compat: Compat = "sdy_jax",
         checkpoints: Marks = MappingProxyType({}),
     ):
         events: list[Event] = []
