@@ -38,6 +38,7 @@ WRITTEN_BY_JAX: dict[str, Callable[[Op], OpShardingRule | None]] = {}
 """By op name, the rule that jax itself writes on such an op when it lowers it. It says no more than ours does."""
 
 _INSTALLED_IS_NEW = jaxlib.version.__version_info__ >= (0, 12)
+"""Whether Shardy has the newer rules there. Given: jaxlib 0.11.2 has still the others, but for one."""
 
 _READS_NEIGHBOURS: set[str] = set()
 _EXTRA: set[str] = set()
