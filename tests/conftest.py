@@ -41,7 +41,13 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 _CASES = 2
-"""The cases of a parametrized test that `scripts/test` runs: the first and the last."""
+"""The cases of a parametrized test that `scripts/test` runs: the first and the last, of a dear one the first."""
+
+
+def pytest_collection_finish() -> None:
+    """What importing and collecting made stays to the end: nobody needs to look for garbage in it after each module."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,7 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
-        kept = {round(i * (len(found) - 1) / (_CASES - 1)) for i in range(_CASES)}
+        is_dear = found[0].get_closest_marker("dear") is not None
+        kept = {0} if is_dear else {round(i * (len(found) - 1) / (_CASES - 1)) for i in range(_CASES)}
         for number, item in enumerate(found):
             if number not in kept:
                 item.add_marker(pytest.mark.more("further cases of the same test"))

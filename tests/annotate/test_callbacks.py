@@ -181,6 +181,7 @@ FROM_OUTSIDE = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 @pytest.mark.parametrize("program", [of_cosines, scan_of_rematerialized, rematerialized_scan])
 def test_callbacks_of_what_is_rematerialized_run_as_often_where_it_is_differentiated_from_outside(program, name):
@@ -190,6 +191,7 @@ def test_callbacks_of_what_is_rematerialized_run_as_often_where_it_is_differenti
     assert_like(mine, theirs, False)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 @pytest.mark.parametrize("function", [partial(layer_with_callback, False), partial(in_scan_of_layers, False)])
 def test_callbacks_of_a_function_that_is_rematerialized_from_outside_run_as_often(function, name):
@@ -572,6 +574,7 @@ import os; os._exit(0)
 """
 
 
+@pytest.mark.more("errors before collectives")
 def test_a_callback_without_results_that_raises_does_not_keep_collectives_after_it_waiting():
     assert printed(RAISES_ALONE) == ["KeyError: 'no such row'"] * 4
 

@@ -193,6 +193,7 @@ MAPPED = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", MAPPED)
 def test_a_shard_map_on_another_mesh_of_the_devices(name):
     inner, spec, body = MAPPED[name]
@@ -320,6 +321,7 @@ def over_an_axis(jit, body, around):
     return around(f)(STACK), jax.jit(around(f))(STACK), jax.grad(loss)(STACK)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("name", "axes"), [*((name, None) for name in OVER_AN_AXIS), ("mean", "a"), ("in a loop", "a")]
 )
@@ -484,6 +486,7 @@ MOVED_INSIDE = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", MOVED_INSIDE)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_arrays_are_moved_inside_to_another_mesh_with_explicit_axes(name, kind):

@@ -92,6 +92,7 @@ def partitioned(fun, mesh, **options):
     return sdy.partition(fun, mesh=mesh, **{"in_shardings": P("data", "model"), "on_unknown": "ignore", **options})
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_the_function(mesh, name):
     fun = FUNCTIONS[name]
@@ -105,6 +106,7 @@ def test_tangents_are_those_of_the_function(mesh, name):
     assert_close(jax.jvp(partitioned(fun, mesh), (X,), (X + 1,)), wanted)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("way", {**WAYS, **FORWARDS})
 def test_modes_and_orders_mix(mesh, way):
     def fun(x):
@@ -119,6 +121,7 @@ def test_a_function_with_a_custom_vjp_has_no_tangents_as_in_jax(mesh):
         jax.jvp(partitioned(FUNCTIONS["custom_vjp"], mesh), (X,), (X,))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("way", ["grad", "value_and_grad under jit", "jvp", "grad of scan"])
 def test_what_a_function_closes_over_has_gradients_too(mesh, way):
     how = {**WAYS, **FORWARDS}[way]
@@ -327,6 +330,7 @@ LINEAR = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", LINEAR)
 def test_what_pushes_tangents_forward_is_taken_apart_where_it_is_transposed(mesh, name):
     """One program of results and tangents has no transpose."""

@@ -53,6 +53,7 @@ def emitted(layers, mesh, meanings):
     return ops(sdy.partition(step, mesh=mesh, in_shardings=ins, out_shardings=ins[0]).plan(*args).mlir("partitioned"))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("mesh", "meanings"),
     [(LINE, {"weights": "x"}), (PLANE, {"weights": "x", "tensor": "y"})],

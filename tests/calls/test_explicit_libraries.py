@@ -307,6 +307,7 @@ def trained(jit: Jit, program: Program, batch: jax.Array) -> tuple[Any, float]:
     return jax.tree.map(jnp.copy, (state, value)), sent
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_training_is_jits_with_no_more_bytes(name: str) -> None:
     make, batch = PROGRAMS[name]

@@ -126,6 +126,7 @@ def test_the_interpreter_may_end_while_a_step_runs() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.more("a forked process")
 def test_a_forked_process_has_the_plans_of_its_parent(tmp_path: Path) -> None:
     """New ones it cannot make: in a child jax waits forever for MLIR's threads, when it lowers as well."""
     done = ended(FORKED, str(tmp_path / "step.json"))

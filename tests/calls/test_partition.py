@@ -66,6 +66,7 @@ ONE_MATRIX = {
 }  # fmt: skip
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ONE_MATRIX)
 def test_one_matrix(mesh, name):
     for spec in MATRICES:
@@ -112,6 +113,7 @@ def test_two_matrices(mesh, name):
         assert_same(TWO_MATRICES[name], X, W, mesh=mesh, in_shardings=case, atol=1e-5)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("spec", [P("data"), P(None, "model"), P("data", None, None, "model"), P("model", "data")])
 def test_convolution(mesh, spec):
     def conv(x, k):

@@ -26,6 +26,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return example.run(CONFIG, train_lm.parse_mesh("data=2,model=4"), 6, tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.more("a training run that is stopped and resumed")
 def test_losses_are_those_of_a_run_that_is_never_stopped(tmp_path: Path, expected: list[float]) -> None:
     meshes = ("data=2,model=4", "data=8", "data=4,model=2")
     losses = [example.run(CONFIG, train_lm.parse_mesh(m), 2 * i, tmp_path) for i, m in enumerate(meshes, 1)]

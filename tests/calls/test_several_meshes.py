@@ -52,6 +52,7 @@ def used_mesh(results):
     return jax.tree.leaves(results)[0].sharding.mesh
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("batch", [8, 256])
 def test_the_mesh_with_the_plan_that_takes_least_is_used(batch):
     args = arguments(batch)
@@ -129,6 +130,7 @@ def test_where_nothing_fits_the_error_is_that_of_the_least():
     assert refused.value.least == min(alone)
 
 
+@pytest.mark.more("figures of all meshes")
 def test_the_plan_says_what_all_meshes_take(tmp_path):
     args = arguments(64)
     plan = automatic().plan(*args)
@@ -161,6 +163,7 @@ def test_derivatives_and_outer_functions():
         sdy.partition(lambda *args: auto(*args) + 1, mesh=other).plan(*args)
 
 
+@pytest.mark.more("results as arguments")
 def test_results_go_in_again_on_another_mesh():
     weights, x, y = arguments(64)
     placed = jax.device_put(weights, NamedSharding(PLANE, P("x")))
@@ -168,6 +171,7 @@ def test_results_go_in_again_on_another_mesh():
     assert_close(auto(placed, x, y), step(weights, x, y))
 
 
+@pytest.mark.more("axes that not all meshes have")
 def test_stated_axes_are_those_of_all_meshes():
     args = arguments(64)
     stated = automatic(in_shardings=(sdy.AUTO, P("x"), P("x")))

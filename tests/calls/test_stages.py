@@ -98,6 +98,7 @@ def trained(x, w):
 FUNCTIONS = [layer, grouped, scanned, manual, branched, noisy, closes_over, trained]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_stages_of_functions(function):
     assert_stages_run(sdy.partition(function, mesh=MESH, in_shardings=(P("a", "b"), P("b"))), X, W)

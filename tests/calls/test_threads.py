@@ -80,6 +80,7 @@ def test_sixteen_threads_plan_and_call_at_once():
     assert len(shared.plans) == 1
 
 
+@pytest.mark.dear
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("attempt", range(3))
 def test_threads_differentiate_one_function_at_once(attempt):

@@ -265,6 +265,7 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path):
     assert (done.returncode, done.stderr) == (1, "<stdout>: error: No space left on device\n")
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("ending", "status", "error"),
     [("m.mlir >&-", 0, ""), ("- <&-", 1, "<stdin>: error: standard input is closed\n")],
@@ -277,6 +278,7 @@ def test_closed_streams(tmp_path, ending, status, error):
     assert (done.returncode, done.stderr) == (status, error)
 
 
+@pytest.mark.more("a reader that stops")
 def test_a_reader_that_stops_is_no_error(tmp_path):
     path = tmp_path / "m.mlir"
     path.write_text(MODULE)

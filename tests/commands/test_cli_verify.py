@@ -32,6 +32,7 @@ def text(tmp_path):
     return str(path)
 
 
+@pytest.mark.more("programs from files")
 def test_a_file_is_the_same_on_its_mesh_and_on_others(text, capsys):
     assert main(["verify", text, "--also", "x=3,y=1", "--target", "cpu", "--no-uneven"]) == 0
     said = capsys.readouterr().out

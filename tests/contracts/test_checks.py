@@ -216,6 +216,7 @@ MAPPED = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", MAPPED)
 def test_vmap_over_a_mesh_axis_that_the_planner_chose_plans_without_it(name):
     x, w = jax.random.normal(jax.random.key(0), (4, 8, 16)), jax.random.normal(jax.random.key(1), (16, 16))

@@ -8,6 +8,7 @@ from planted_faults import NAME, PLANTED
 import sdy_jax as sdy
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_named(name, monkeypatch):
     planted = PLANTED[name]
@@ -32,6 +33,7 @@ def lines_of(code: CodeType) -> set[int]:
     return {line for *_, line in code.co_lines() if line is not None}.union(*inner)
 
 
+@pytest.mark.more("that the programs are right without faults")
 def test_without_a_fault_all_of_these_programs_are_the_same():
     """Some of them, one after the other: each of the others runs in the test of its fault."""
     for name in ("wrong halo", "bucket in another order", "ring in the wrong direction"):

@@ -42,6 +42,7 @@ def test_a_plain_function_is_taken_with_its_mesh_and_types_for_which_values_are_
     assert found and [case.mesh for case in found.cases] == ["data=2, model=4", "data=2, model=2"]
 
 
+@pytest.mark.more("kinds of arguments")
 def test_integers_index_keys_are_keys_and_trees_are_trees():
     def lookup(params, index, key):
         noise = jax.random.normal(key, (4, 8))
@@ -60,6 +61,7 @@ def test_a_large_mesh_is_scaled_down_and_said_so():
     assert "the mesh data=16, model=16 is run as data=2, model=2" in found.notes
 
 
+@pytest.mark.more("smaller arguments")
 def test_arguments_of_a_large_mesh_are_made_smaller_where_the_function_takes_them():
     def model(params, x, row):
         return jnp.tanh(x @ params["up"]).reshape(x.shape[0], 16, 128)[row]
@@ -71,6 +73,7 @@ def test_arguments_of_a_large_mesh_are_made_smaller_where_the_function_takes_the
     assert found and "sizes: 4096 as 256, 512 as 32" in str(found), found  # 2048 is 16 x 128, as the function says
 
 
+@pytest.mark.more("complex and double numbers")
 def test_complex_and_double_numbers_are_compared_where_they_cancel(mesh):
     def cancelled(x, y):
         wave = jnp.exp(1j * x.astype(jnp.complex64))
@@ -88,11 +91,13 @@ def test_a_program_from_text_has_no_derivatives_and_says_so():
     assert found and any("no derivatives" in note for note in found.notes)
 
 
+@pytest.mark.more("chosen layouts")
 def test_layouts_that_the_planner_chooses_are_chosen_there(mesh):
     found = sdy.verify(layer, X, W, mesh=mesh, in_shardings=(sdy.AUTO, P(None, "model")), **ONCE)
     assert found, found
 
 
+@pytest.mark.more("functions with shard_map")
 def test_what_a_shard_map_computes_is_compared_with_jit(mesh):
     def body(x):
         return jax.lax.psum(x * 2, "data")
@@ -112,6 +117,7 @@ def test_lapack_is_there_in_a_process_that_traces_nothing(mesh):
     assert sdy.verify(decomposed, X, mesh=mesh, in_shardings=P("data"), targets=["cpu"], uneven=False)
 
 
+@pytest.mark.more("Explicit axes")
 def test_types_on_explicit_axes_and_constraints_inside_are_those_of_the_function(mesh):
     explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
 
@@ -128,6 +134,7 @@ def test_types_on_explicit_axes_and_constraints_inside_are_those_of_the_function
         assert found and [case.outcome.status for case in found.cases] == ["same"] * 4, found
 
 
+@pytest.mark.more("side inputs of a trace")
 def test_what_the_traced_program_does_not_say_is_found(mesh, monkeypatch):
     """jax lowers the function once more without us, so that our trace is compared, too."""
     from sdy_jax.equivalence import subject
@@ -139,6 +146,7 @@ def test_what_the_traced_program_does_not_say_is_found(mesh, monkeypatch):
     assert "something else than the function under jax.jit" in found.faults[0].evidence
 
 
+@pytest.mark.more("programs by platform")
 def test_what_depends_on_the_platform_is_that_of_cpus():
     def shifted(x):
         return jax.lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: x + 2)

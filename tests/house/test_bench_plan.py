@@ -26,6 +26,7 @@ def test_a_row_per_number_of_layers_with_every_stage() -> None:
     assert len(growth) == 2
 
 
+@pytest.mark.more("the benchmark as a whole")
 def test_planning_as_a_whole_beside_compilation() -> None:
     options = ["--layers", "1", "--repeats", "1", "--d-model", "32", "--devices", "", "--cpu", "--compiled", "8"]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=300)

@@ -20,6 +20,7 @@ def counted(text: str) -> str:
     return re.sub(r"[\d.]+ ([kM]?flop)", r"\1", text)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_show_what_their_programs_print(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "model"}

@@ -29,6 +29,7 @@ def output_of(script: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.more("the script as a whole")
 def test_accelerators_are_checked_and_virtual_devices_said_to_be_none() -> None:
     first, _, head, rule, *rows, _, last = output_of("check_accelerator", "--quick", "--only", "numbers").splitlines()
     assert "8 x cpu (cpu, virtual: no accelerator is at hand)" in first and "mesh data=2,model=4" in first

@@ -110,6 +110,7 @@ OF_SYSTEM = (solved, (*SYSTEM, RNG.uniform(size=(64, 640)).astype(F32)))
 OF_SPLINE = (spline, (*POINTS, RNG.uniform(10, 200, size=512).astype(F32)))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "function, args, machine, most",
     [

@@ -157,6 +157,7 @@ OPS_OF_OTHER_RANKS = [
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("source", ['[{"a"}, {}]', '[{"a"}, {}], unreduced={"b"}', '[{}, {"c"}], unreduced={"a", "b"}'])
 @pytest.mark.parametrize("result", ['[{"a"}DIMS]', '[{}DIMS], unreduced={"b"}', ""])
 def test_terms_are_added_up_before_ops_that_change_ranks(source: str, result: str) -> None:
@@ -242,6 +243,7 @@ def test_whole_pipelines_make_the_modules_of_the_oracle_many_times(pipeline: str
     check([shared_callees(seed) for seed in range(1000, 2000)], pipeline, 0.9)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "passes",
     [f"sdy-add-func-data-flow-edges,sdy-{kind}-propagate" for kind in ("basic", "aggressive", "op-priority")],

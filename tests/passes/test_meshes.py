@@ -90,6 +90,7 @@ FORWARDED = [  # argument, result, collectives
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("argument", "result", "kinds"), FORWARDED)
 def test_a_matrix_from_mesh_to_mesh(argument, result, kinds):
     printed = checked(main(f"return %0 : {M}", [argument], result))

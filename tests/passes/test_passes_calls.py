@@ -430,6 +430,7 @@ def test_calls_of_a_function_are_listed_level_by_level() -> None:
     assert [call.int("at") for call in calls_by_callee(Graph(module.operation))["f"]] == [0, 1, 2, 3]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("strategy", ["basic", "aggressive", "op-priority", "user-priority"])
 def test_propagation_ends_where_functions_return_their_arguments_to_calls_of_them(strategy: str) -> None:
     text = f"""

@@ -73,6 +73,7 @@ def test_packed_layers_are_what_was_packed() -> None:
     assert jax.tree.map(lambda x: 2 * x, packed).layer(3)[1] == 1.0
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_values_and_gradients_are_those_of_the_layers_in_turn(schedule: str) -> None:
     """On as many stages as there are layers, and on fewer."""

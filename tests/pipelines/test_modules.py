@@ -38,6 +38,7 @@ def compare(layer: Any, weights: Any, schedule: str) -> None:
     assert (pipeline.layers, pipeline.groups) == (LAYERS, ("0-1", "2-3"))
 
 
+@pytest.mark.more("another library's modules")
 def test_modules_of_flax_nnx() -> None:
     """`vmap` of the constructor makes the stack; `split` leaves its arrays, `merge` makes a module of a layer's."""
     nnx = pytest.importorskip("flax.nnx")

@@ -62,6 +62,7 @@ def assert_trains(step: Any) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("costs", "best"), [(SLOW, 2), (BUSY, 4)])
 def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel, best: int) -> None:
     alone = {n: of(trained(n), costs=costs).plan(W, X) for n in OFFERED}
@@ -99,6 +100,7 @@ def test_of_equal_plans_the_first_is_taken() -> None:
     assert (number, plan, compared) == (1, plans[1], tuple(plans))
 
 
+@pytest.mark.more("traces that jax keeps")
 @pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
 def test_traces_that_jax_keeps_are_not_taken_for_another_number(wrapped: Callable[..., Any]) -> None:
     plan = of(jax.value_and_grad(wrapped(piped(schedule="gpipe"))), costs=BUSY).plan(W, X)
@@ -106,6 +108,7 @@ def test_traces_that_jax_keeps_are_not_taken_for_another_number(wrapped: Callabl
     assert len({each.time for each in plan.record().tried}) == 3
 
 
+@pytest.mark.more("other ways to offer the same numbers")
 def test_in_any_order_and_of_numpys_numbers() -> None:
     for given in ([8, 2, 4, 2], np.array([4, 8, 2]), range(2, 9)):
         tried = of(trained(given), costs=SLOW).plan(W, X).record().tried
@@ -113,6 +116,7 @@ def test_in_any_order_and_of_numpys_numbers() -> None:
         assert [each.microbatches for each in tried] == [(2,), (4,), (8,)]
 
 
+@pytest.mark.more("derivatives from outside")
 def test_derivatives_of_the_partitioned_function_have_its_number() -> None:
     step = of(piped(), costs=BUSY)
     assert_trains(jax.value_and_grad(step))
@@ -120,6 +124,7 @@ def test_derivatives_of_the_partitioned_function_have_its_number() -> None:
     assert {n for each in (call, *call.derivatives) for n in taken(each.plan)} == {8}
 
 
+@pytest.mark.more("several pipelines in one program")
 def test_pipelines_of_several_lines_are_tried_in_all_combinations() -> None:
     def both(w: Any, x: Any) -> Any:
         first = sdy.pipeline(layer, w, x, microbatches=[2, 4])
@@ -134,12 +139,14 @@ def test_pipelines_of_several_lines_are_tried_in_all_combinations() -> None:
     assert len({*chosen.lines}) == 2
 
 
+@pytest.mark.more("auxiliary results")
 def test_shapes_of_auxiliary_results_are_those_of_the_number_taken() -> None:
     with_aux = lambda w, x: (layer(w, x), jnp.sum(x))  # noqa: E731
     step = of(lambda w, x: sdy.pipeline(with_aux, w, x, microbatches=OFFERED, has_aux=True), costs=BUSY)
     assert step.eval_shape(W, X)[1].shape == step(W, X)[1].shape == (8, 4)
 
 
+@pytest.mark.more("pinned plans of such pipelines")
 def test_a_pinned_plan_has_its_number(tmp_path: Any) -> None:
     file = tmp_path / "step.plan.json"
     plan = of(trained(), costs=BUSY).plan(W, X)
@@ -172,6 +179,7 @@ def test_where_nothing_is_planned_one_number_is_asked_for() -> None:
         assert_trains(jax.jit(trained(only)))
 
 
+@pytest.mark.more("a mesh that only the pipeline names")
 def test_the_mesh_may_be_that_of_the_pipeline() -> None:
     step = of(trained(mesh=MESH), mesh=None, in_shardings=None, costs=BUSY)
     assert taken(step.plan(W, X)) == [4]

@@ -62,6 +62,7 @@ def test_in_the_context_of_a_mesh() -> None:
         agree(jax.jit(partial(piped, mesh=None))(WEIGHTS, X), scanned(WEIGHTS, X))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_transformations(schedule: str) -> None:
     """Of the function and of its gradient."""
@@ -131,6 +132,7 @@ def with_metrics_scanned(w: Any, x: Any) -> Any:
     return sum(jnp.mean(y**2) for y, _ in parts) / 4, ({"size": sizes, "positive": positive}, {"top": tops})
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_auxiliary_results_beside_a_loss(schedule: str) -> None:
     """What jax.value_and_grad gives with has_aux, alone and with derivatives of what auxiliary results enter."""
@@ -145,6 +147,7 @@ def test_auxiliary_results_beside_a_loss(schedule: str) -> None:
     agree(*(jax.jit(jax.value_and_grad(partial(total, f), (0, 1)))(WEIGHTS, X) for f in (ours, theirs)), 1e-4)  # type: ignore[misc]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("is_read", [False, True])
 def test_auxiliary_results_without_derivatives_cost_no_second_run(is_read: bool) -> None:
     def step(w: Any, x: Any) -> Any:

@@ -48,6 +48,7 @@ def pipelines_in(plan: Any) -> tuple[RecordedPipeline, ...]:
     return plan.record().pipelines  # type: ignore[no-any-return]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_training_step_is_one_run_of_all_rows(schedule: str) -> None:
     plan = plan_of(trained(schedule=schedule))
@@ -80,6 +81,7 @@ def test_stages_have_their_layers() -> None:
     assert mark_in(f"jit(f)/jvp({three.scope})/jit(body)/while") == three
 
 
+@pytest.mark.more("passes that run apart")
 def test_passes_apart_are_runs_of_their_own() -> None:
     """gpipe without a loss keeps all microbatches for its backward pass; others run the forward rows once more."""
     for schedule, kinds in {"gpipe": ("backward",), "1f1b": ("forward", "backward")}.items():
@@ -150,6 +152,7 @@ def time_of(microbatches: int, schedule: str = "1f1b") -> Any:
     return sdy.partition(step, mesh=mesh_of(stage=2, data=4), costs=costs, **shardings).plan(w, x)
 
 
+@pytest.mark.more("times of a plan")
 def test_time_counts_trips_and_the_rates_of_the_slow_axis() -> None:
     """A trip more for each microbatch more; permutes at the rate of the axis that they run over, beside the work."""
     plans = {count: time_of(count) for count in (4, 8, 12)}

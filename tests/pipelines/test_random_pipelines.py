@@ -7,6 +7,7 @@ import pytest
 from random_pipelines import compare, draw
 
 
+@pytest.mark.dear
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")  # batches that `data` does not divide
 @pytest.mark.parametrize("seed", range(200))
 def test_pipelines_are_scans(seed: int) -> None:

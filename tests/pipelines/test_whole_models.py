@@ -15,6 +15,7 @@ def alone() -> list[float]:
     return example.losses(CONFIG, parse_mesh("stage=1"), "gpipe", 3)
 
 
+@pytest.mark.dear
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")  # layers that stages do not divide
 @pytest.mark.parametrize(
     "mesh, schedule",

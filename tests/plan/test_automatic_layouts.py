@@ -71,6 +71,7 @@ def test_there_is_one_auto():
     assert repr(sdy.AUTO) == "AUTO"
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", AXES)
 @pytest.mark.parametrize("batch", [32, 512])
 def test_a_training_step_is_as_plain_and_as_cheap_as_the_usual_layouts(mesh, batch):
@@ -84,6 +85,7 @@ def test_a_training_step_is_as_plain_and_as_cheap_as_the_usual_layouts(mesh, bat
     assert_close(auto(*args), step(*args))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", AXES)
 def test_what_was_chosen_gives_the_same_plan_when_it_is_stated(mesh):
     args = arguments()
@@ -166,6 +168,7 @@ def test_weights_are_fully_sharded_along_their_largest_dimension_or_the_first_th
     assert split["fsdp-first"] == {"stack": [0], "odd": [1], "tall": [0], "one": []}
 
 
+@pytest.mark.more("several slices")
 def test_state_is_split_within_slices_and_the_batch_between_them():
     costs = sdy.CostModel.of_machine("h100", ("x", "y"), bandwidth={"x": 25e9})
     auto = sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, costs=costs)
@@ -178,6 +181,7 @@ def test_state_is_split_within_slices_and_the_batch_between_them():
     assert {"y"} in axes[:-2] and all(found <= {"y"} for found in axes[:-2])
 
 
+@pytest.mark.more("several slices")
 def test_layouts_that_keep_within_slices_are_tried_too(monkeypatch):
     tried = []
     monkeypatch.setattr(auto_layouts.UsualLayouts, "borders", recorded(auto_layouts.UsualLayouts.borders, tried))
@@ -261,6 +265,7 @@ def routed(weights, x):
     return {"dense": weights["dense"] + out.mean(), "layers": weights["layers"]}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", AXES)
 def test_experts_are_split_and_the_rest_is_whole_or_fully_sharded(mesh):
     rng = np.random.default_rng(3)

@@ -81,6 +81,7 @@ def searches(monkeypatch):
     return noted_searches(monkeypatch)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("fun", [forward, step, looped, gathering])
 @pytest.mark.parametrize("costs", [None, V5E], ids=["bytes", "v5e"])
 @pytest.mark.parametrize("layouts", ["global", "local", "propagated"])
@@ -131,6 +132,7 @@ REWRITTEN = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("how", REWRITTEN)
 @pytest.mark.parametrize("costs", [None, sdy.CostModel.of_machine("tpu v5e", ["x"])], ids=["bytes", "v5e"])
 def test_what_is_rewritten_for_memory_is_rewritten_as_it_was(file, searches, how, costs):
@@ -376,6 +378,7 @@ def test_a_file_that_was_edited_and_signed_does_not_run_wrong(file, change):
         of(step, plan=file).plan(W, X)
 
 
+@pytest.mark.more("all layouts, one by one")
 def test_every_layout_that_a_file_could_say_runs_right_or_not_at_all(file, monkeypatch):
     """Even if a file is signed, and says the digest of what comes of it: then only what is checked of each op, and the
     verifier, stand between it and a wrong number."""

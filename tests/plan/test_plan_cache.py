@@ -301,6 +301,7 @@ def started(count: int) -> subprocess.Popen:
     )
 
 
+@pytest.mark.more("several processes at once")
 def test_processes_share_a_folder(folder):
     processes = [started(3) for _ in range(4)]
     for process in processes:

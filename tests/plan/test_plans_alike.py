@@ -43,6 +43,7 @@ def border(plan):
 AUTO = {"in_shardings": sdy.AUTO, "out_shardings": sdy.AUTO}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("rows", [8, 24, 64, 4096])
 @pytest.mark.parametrize("costs", [None, sdy.CostModel.of_machine("tpu v5e", MESH.axis_names)], ids=["bytes", "v5e"])
 def test_state_keeps_its_layouts_whatever_the_size_of_the_batch(rows, costs, tmp_path):

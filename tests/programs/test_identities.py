@@ -90,6 +90,7 @@ def test_zero_gathers_each_weight_once_per_direction_and_scatters_its_gradient()
         assert c.kind != "all_reduce" or c.shape not in {WEIGHTS["layers"][0][name].shape for name in ZERO}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("weights", [{}, MEGATRON, ZERO], ids=["batch", "megatron", "zero"])
 def test_the_whole_program_sends_less_where_work_is_cheap_and_shares_it_out_where_it_is_dear(weights):
     local = plan_of(train(loss), specs(weights))

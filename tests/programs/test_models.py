@@ -91,6 +91,7 @@ def attention_loss(params, x):
     return (y * jnp.cos(x)).sum(), y
 
 
+@pytest.mark.dear
 @cases(
     ("batch", "8", (None, P("data"))),
     ("heads", "2x4", ({"qkv": P(None, None, "model"), "out": P("model")}, P("data"))),
@@ -103,6 +104,7 @@ def test_attention_gradients(mesh_name, specs):
     check(attention_loss, (ATTENTION, floats(12, 8, 8, 16)), mesh_name, specs)
 
 
+@pytest.mark.dear
 @cases(
     ("batch and sequence", "2x4", (None, P("data", "model"))),
     ("heads", "8", ({"qkv": P(None, None, "data"), "out": P("data")}, P())),
@@ -168,6 +170,7 @@ def layers(params, x):
     return jnp.square(y).mean() + (means * jnp.arange(3.0)).sum()
 
 
+@pytest.mark.dear
 @cases(
     ("batch", "8", (None, P("data"))),
     ("megatron", "2x4", ({"up": P(None, None, "model"), "down": P(None, "model")}, P("data"))),
@@ -194,6 +197,7 @@ def recurrent(params, xs):
     return jnp.square(last).sum() + outputs.mean(), outputs
 
 
+@pytest.mark.dear
 @cases(
     ("batch", "8", (None, P(None, "data"))),
     ("hidden", "2x4", ({"input": P(None, "model"), "recurrent": P(None, "model")}, P(None, "data"))),
@@ -240,6 +244,7 @@ def transformer_specs(data, model):
     }
 
 
+@pytest.mark.dear
 @cases(
     ("megatron", "2x4", (transformer_specs(None, "model"), None, P("data"))),
     ("fsdp", "2x4", (transformer_specs("data", "model"), None, P("data"))),
@@ -278,6 +283,7 @@ def experts(params, x):
     return jnp.square(y).mean(), (chosen, dispatch.sum((0, 1)))
 
 
+@pytest.mark.dear
 @cases(
     ("batch", "8", (None, P("data"))),
     ("experts", "8", ({"router": P(), "up": P("data"), "down": P("data")}, P("data"))),
@@ -297,6 +303,7 @@ def dropout(params, x, key):
     return jnp.square(hidden @ params["down"]).mean(), jax.random.fold_in(key, 1)
 
 
+@pytest.mark.dear
 @cases(
     ("megatron", "2x4", ({"up": P(None, "model"), "up_bias": P("model"), "down": P("model")}, P("data"), None)),
     ("features", "2x2x2", (None, P("data", ("seq", "model")), None)),

@@ -19,6 +19,7 @@ def fuzz(seed: int) -> dict[str, int]:
     return {"numeric": 2}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(2))
 def test_random_programs_return_what_they_return_on_one_device(seed: int) -> None:
     fuzz(seed)

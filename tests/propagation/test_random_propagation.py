@@ -273,6 +273,7 @@ FOUND = {
 """Programs that random ones led to."""
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("passes", "text"), FOUND.values(), ids=FOUND)
 def test_programs_once_found_stay_equal(passes: str, text: str) -> None:
     with Oracle() as oracle:

@@ -48,6 +48,7 @@ def test_the_context_of_a_plan_goes_with_the_plan() -> None:
     assert alive([planned() for _ in range(4)]) <= 1
 
 
+@pytest.mark.more("custom ops")
 @frees_contexts
 def test_a_custom_op_goes_with_what_it_was_traced_for() -> None:
     rule = "([i])->([i]) {i=8}"

@@ -429,6 +429,7 @@ def test_max_and_min_keep_nan_and_infinities(dtype, sign):
         np.testing.assert_array_equal(part.reshape(2, 4), by_row)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.float64, np.complex64], ids=lambda t: np.dtype(t).name)
 def test_collectives_that_tpus_lack_are_made_of_moves(dtype, monkeypatch):
     taken = []

@@ -100,6 +100,7 @@ def program(sizes, vectors, dialect):
     )
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dialect", ["mesh", "shard"])
 @pytest.mark.parametrize("sizes", sorted({v.sizes for v in VECTORS}), ids=lambda sizes: "x".join(map(str, sizes)))
 def test_the_value_tables(sizes, dialect):

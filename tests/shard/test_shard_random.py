@@ -99,6 +99,7 @@ def as_type(values, dtype):
     return values.astype(dtype) if dtype == np.complex64 else np.trunc(values.real).astype(np.int8).astype(dtype)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("sizes", GRIDS, ids=lambda sizes: "x".join(map(str, sizes)))
 def test_random_calls_are_those_of_the_model(sizes):
     check(sizes, np.random.default_rng(sizes))
@@ -191,6 +192,7 @@ def ring(x):
     return sdy.shard.send_recv(x, grid_axes=1, source=[(me - 1) % size], destination=[(me + 1) % size])
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_derivatives_are_those_of_the_model(check_vma):
     """Along random directions: of a sum of all results with random weights, forward and backward."""

@@ -247,6 +247,7 @@ def drawn(rng, sizes, shape):
     return Sharding(split, grid=abstract(*sizes), **options)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2), (3, 2)])
 @pytest.mark.parametrize("shape", [(8, 24), (5, 7)])
 def test_random_pairs_with_halos_offsets_and_terms(sizes, shape):

@@ -457,6 +457,7 @@ SHARD_SHAPES = [
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("mesh", "dims", "lists", "rest", "shapes"), SHARD_SHAPES)
 def test_shard_shape(mesh, dims, lists, rest, shapes):
     count, mesh = dims.count("x") + 1, f"mesh.mesh @m(shape = {mesh})"

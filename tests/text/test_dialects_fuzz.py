@@ -35,6 +35,7 @@ def fuzz(seed: int) -> dict[str, int]:
     return {"text": 500}
 
 
+@pytest.mark.more("random mistakes")
 def test_modules_with_mistakes_give_errors():
     run(0, 300)
 

@@ -182,6 +182,7 @@ def partitioned(plan):
     return text
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ["mlp", "transformer", "moe", "fsdp", "sequence", "conv"])
 def test_partitioned_workloads_keep_the_strict_rules(name):
     workload = workloads()[name]

@@ -85,6 +85,7 @@ def step(weights, x):
     return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("costs", [small_costs("tpu v5e", ["x"]), BYTES], ids=["seconds", "bytes"])
 def test_layers_in_megatrons_layout_scatter_their_sums_on_tpus(costs):
     """What is scattered and gathered again, rounded, is less than what an all_reduce sends; and what is between that is
@@ -114,6 +115,7 @@ def cells(weights, biases, x):
     return jnp.sum(jax.lax.scan(cell, jnp.zeros_like(x[0]), x)[1] ** 2)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("memory", [None, "270KiB"])
 def test_a_sum_takes_what_is_gathered_for_products_before_it_is_rounded(memory):
     """The gradient of a bias, in a loop that gathers the gradients of activations for products."""

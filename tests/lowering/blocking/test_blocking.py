@@ -94,6 +94,7 @@ def sent(function, args):
     return totals(collectives_in_hlo(function.lower(*args).compile().as_text())).wire_bytes
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("dim", [0, 1, 2], ids=["batch", "heads", "queries"])
 def test_attention_in_parts_is_the_same(monkeypatch, dim, dtype):
@@ -214,6 +215,7 @@ def test_what_fits_beside_values_in_parts_stays_whole():
     close(function, step, args)
 
 
+@pytest.mark.more("many values at once")
 def test_many_values_that_are_live_together_run_in_parts():
     """Those of a gated MLP's gradient, each of which is small beside what layers keep."""
     shapes = {"gate": (64, 16, 64), "up": (64, 16, 64), "down": (64, 64, 16)}
@@ -234,6 +236,7 @@ def test_many_values_that_are_live_together_run_in_parts():
     assert temporaries(function, args) < temporaries(free, args)
 
 
+@pytest.mark.more("bytes of what is made in parts")
 def test_parts_send_no_more_than_the_whole(monkeypatch):
     """Weights are gathered before the loop, and sums of parts are sent after it."""
     only(monkeypatch, 1)
@@ -324,6 +327,7 @@ def sent_by_hand(q, k):
     return min(gathered, by_heads) if not k.shape[2] % 8 else gathered
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_sequences_that_are_split_send_no_more_than_by_hand(kv_heads):
     args = split_sequences(kv_heads)

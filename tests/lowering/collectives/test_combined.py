@@ -89,6 +89,7 @@ CASES = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32, bool])
 @pytest.mark.parametrize("case", CASES)
 def test_collectives_of_one_kind_run_as_one(case, dtype):
@@ -173,6 +174,7 @@ def test_nothing_moves_across_the_users_collectives(collective):
     assert sent == ["partitioner", "user", "partitioner"]
 
 
+@pytest.mark.more("copies that are freed")
 def test_freed_copies_stay_freed():
     blocks, arguments, spec = PROGRAMS["unrolled"]
     step = step_of(blocks)
@@ -185,6 +187,7 @@ def test_freed_copies_stay_freed():
     assert len(together.collectives) < len(apart.collectives)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_limits_of_memory_hold(name):
     blocks, arguments, spec = PROGRAMS[name]
@@ -252,6 +255,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, bool])
 @pytest.mark.parametrize("case", ALIKE)
 def test_blocks_of_one_shape_are_stacked(case, dtype, as_on_tpus):

@@ -66,6 +66,7 @@ def test_every_value_is_where_propagation_put_it(name):
     assert plan.layouts is None
 
 
+@pytest.mark.more("more random programs")
 @pytest.mark.usefixtures("poisoned_padding")
 def test_random_programs():
     check(5, 10, layouts="propagated")

@@ -376,6 +376,7 @@ def compiled(workload, mesh_name, **options):
     return Compiled(workload.step(mesh, mesh_name), workload.arguments, mesh, *workload.shardings(mesh_name), **options)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("make, mesh", [(moe, "8"), (sequence_parallel, "2x4"), (fsdp, "8")])
 def test_the_estimate_is_near_to_what_the_compiler_takes(make, mesh):
     """Exact are only arguments and results: a compiler orders and fuses as it likes."""

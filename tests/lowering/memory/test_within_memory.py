@@ -50,6 +50,7 @@ def by_jit(step, arguments, spec):
     return temporaries(jax.jit(step, **named).lower(*arguments).compile())
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_weights_that_are_freed_between_the_passes_are_gathered_twice(name):
     """At most 3 (g - 1) / g W: forward, backward, and gradients; and no more temporary memory than jit takes."""

@@ -110,6 +110,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("stack", "each", "share"), STEPS)
 def test_numbers_are_those_of_the_plain_function(stack, each, share):
     args, step = arguments(), step_of(stack, each)

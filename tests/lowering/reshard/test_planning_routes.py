@@ -77,11 +77,13 @@ def test_prices_are_the_planners(mesh, shape):
     assert differences(mesh, shape) == (0, 0)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("shape", [(8, 16, 64), (8, 8, 16, 64)], ids=str)
 def test_prices_are_the_planners_on_three_axes(shape):
     assert differences(CUBE, shape, most=60) == (0, 0)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("shape", [(64,), (16, 32), (2, 32), (8, 16, 64), (8, 8, 16, 64)], ids=str)
 def test_prices_are_rarely_above_the_planners_where_parts_of_an_axis_would_help(shape):
     below, above = differences(TWO_BY_FOUR, shape)
@@ -114,6 +116,7 @@ IN_TILES = CostModel(bandwidth=dict.fromkeys("xyz", 100.0), copies=TPU.arrays.co
 """To rearrange narrow blocks of matrices takes 0.8 of the time of sending them, those of other arrays 1.2 of it."""
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("shape", [(16, 64), (16, 512), (512, 1024), (8, 16, 64), (8, 16, 1024)], ids=str)
 @pytest.mark.parametrize("mesh", [EIGHT, CUBE], ids=str)
 def test_prices_are_the_planners_where_arrays_lie_in_tiles(mesh, shape):

@@ -64,6 +64,7 @@ def test_one_block_that_several_want_is_parted_among_them():
     assert [stage.wire_elements for stage in found.stages] == [3, 27]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("size", [257, 1000, 12345])
 @pytest.mark.parametrize("sizes", [(2, 16), (16, 4), (4, 32)])
 def test_what_many_devices_send_is_estimated_from_the_pattern_of_blocks(sizes, size):
@@ -149,6 +150,7 @@ def run(function, x, spec, mesh=PLANE):
     return plan
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", TWO)
 def test_axes_move_between_dimensions_in_strips(name):
     shape, source, target, elements = TWO[name]
@@ -158,6 +160,7 @@ def test_axes_move_between_dimensions_in_strips(name):
     assert sent[-1] == elements * 4, plan
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, np.int32) for name in RELAYOUTS), ("8 blocks to 2", np.float32), ("two axes", np.int8)]
 )

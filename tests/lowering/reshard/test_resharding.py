@@ -183,6 +183,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("costs", MODELS, ids=["bytes", "latency", "bandwidth", "slow x", "slow z"])
 def test_no_plan_costs_less_than_the_bound(costs):
     rng, mesh, met = random.Random(3), mesh_of("x=2 y=4 z=3"), 0

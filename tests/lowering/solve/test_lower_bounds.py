@@ -68,6 +68,7 @@ def transformer(weights, x, y):
     return jnp.mean((x - y) ** 2)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("which", ["replicated", "largest", "first", "last"])
 def test_weights_are_gathered_once_and_gradients_reduced_once(which):
     """2 (g-1)/g W, in whatever dimension weights are split."""
@@ -88,6 +89,7 @@ def test_large_weights_split_as_by_megatron_stay_where_they_are():
     assert found.wire_bytes <= layers * 8 * SHARE * size(x)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dispatch", [training.one_hot_dispatch, training.sorting_dispatch])
 def test_tokens_go_to_experts_and_back_twice(dispatch):
     """4 all_to_alls of the experts' slots per layer, and no weight of an expert."""

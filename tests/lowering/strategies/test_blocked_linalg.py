@@ -152,6 +152,7 @@ func.func @main(%a: tensor<2x16x16xf32>, %b: tensor<2x16x3xf32>) -> tensor<2x16x
 """
 
 
+@pytest.mark.dear
 @pytest.mark.usefixtures("work_is_expensive")
 @pytest.mark.parametrize("lower", [True, False])
 def test_the_ops_split_as_the_calls_do(lower):
@@ -212,6 +213,7 @@ def test_rows_that_are_too_few_for_triangles_are_gathered(rows):
     assert "all_reduce" not in {c.kind for c in plan.collectives}, plan
 
 
+@pytest.mark.dear
 @pytest.mark.usefixtures("work_is_expensive")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
 def test_the_qr_of_uneven_rows(dtype):
@@ -226,6 +228,7 @@ def test_the_qr_of_uneven_rows(dtype):
     assert "all_reduce" in {c.kind for c in plan.collectives}
 
 
+@pytest.mark.more("structured matrices")
 @pytest.mark.usefixtures("work_is_expensive")
 def test_the_qr_of_structured_matrices():
     for x in (jnp.eye(32, 3), -jnp.eye(32, 3), jnp.triu(normal(32, 3)), jnp.eye(32, 3).at[9, 1].set(-2)):

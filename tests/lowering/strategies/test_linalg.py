@@ -93,6 +93,7 @@ def arguments(name, batch, dtype=np.float32):
     return function, [normal(*batch, *shape, dtype=dtype) for shape in shapes]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", CALLS)
 def test_batches_are_split_and_nothing_is_sent(name):
     function, args = arguments(name, (8,))
@@ -106,6 +107,7 @@ def test_batches_of_complex_matrices_along_two_dimensions(name):
     check(function, args, [P("x", "y")] * len(args), kinds="", rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.dear
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")
 @pytest.mark.parametrize("name", CALLS)
 def test_batches_that_do_not_divide_and_matrices_that_are_split_have_the_same_numbers(name):
@@ -133,6 +135,7 @@ def same_without_collectives(program, function, args):
         np.testing.assert_allclose(found, leaf, 1e-3, 1e-3)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", CALLS)
 def test_batches_are_split_in_programs_from_files(name):
     pytest.importorskip("flatbuffers")

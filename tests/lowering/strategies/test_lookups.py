@@ -49,6 +49,7 @@ UNEVEN = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", UNEVEN)
 def test_tables_of_uneven_sizes(name, poisoned_padding):
     rows, function, ids = UNEVEN[name]

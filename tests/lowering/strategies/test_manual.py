@@ -109,6 +109,7 @@ PARTLY_MANUAL = {
 SPECS = [P(None, "model"), P("model", "data"), P(("model", "data"))]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PARTLY_MANUAL)
 def test_free_axes_are_partitioned_inside(mesh, name):
     f = jax.shard_map(
@@ -246,6 +247,7 @@ def loss(x, w):
     return f(jnp.sin(x), w * 2) + (x @ w).sum()
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("specs", [(BOTH, P(None, "model")), (P("model"), P("data"))])
 def test_derivatives(mesh, specs):
     both = jax.value_and_grad(loss, (0, 1))

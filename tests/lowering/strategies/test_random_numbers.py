@@ -38,6 +38,7 @@ def test_random_programs_return_what_they_return_on_one_device():
     assert counts["same"] >= 12, counts
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", GLOBAL)
 def test_random_programs_whose_layouts_are_chosen_together(name):
     counts = check(range(1030, 1045), GLOBAL[name])

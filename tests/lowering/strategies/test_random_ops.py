@@ -22,6 +22,7 @@ def fuzz(seed: int) -> dict[str, int]:
         raise
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(6))
 def test_random_ops_return_what_they_return_on_one_device(seed: int) -> None:
     assert fuzz(seed)["numeric"] >= 2 * _OPS

@@ -54,6 +54,7 @@ def sent_by(function, x, spec, out):
     return ours, jits
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "before, spec, after, out, sent",
     [

@@ -41,6 +41,7 @@ def test_steps_send_a_block_per_bit_of_the_distance_and_one_more():
     assert plan.wire_bytes == sent(function, x, 3) == 4 * 8 * 4  # an all_gather: 7 blocks
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "mesh, spec", [(PLANE, P(("y", "x"))), (PLANE, P("y")), (CUBE, P(("z", "x"))), (PLANE, P(("x", "y")))]
 )

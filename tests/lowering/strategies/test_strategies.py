@@ -122,6 +122,7 @@ def lowest(dtype):
     return np.array(jnp.finfo(dtype).min, dtype)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("mesh", "spec"), SPLITS[1:4], ids=SPLIT_IDS[1:4])
 def test_every_kind_of_reduction(mesh, spec):
     x = floats(8, 32)
@@ -301,6 +302,7 @@ CONV_SPECS = [
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", KINDS_OF_CONV)
 def test_convolutions_and_their_gradients(kind):
     features, batches, kernel = KINDS_OF_CONV[kind]
@@ -357,6 +359,7 @@ SOLVE = (
 )
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("left", "spec"), [("true", P(None, None, "y")), ("false", P("x", "y"))])
 def test_right_hand_sides_are_solved_where_they_lie(left, spec):
     shape = "16x8" if left == "true" else "8x16"

@@ -175,6 +175,7 @@ def test_one_window_that_is_cut_afterwards_begins_where_it_fits(start):
         )
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "dtype", ["bool", "int8", "uint32", "bfloat16", "float16", "complex64", "float8_e4m3fn", "int4"]
 )

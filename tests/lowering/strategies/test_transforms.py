@@ -142,6 +142,7 @@ SOLVERS = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", SOLVERS)
 def test_problems_in_uneven_batches(name):
     plan = check_inside(lambda x: SOLVERS[name](split(x, "x")), normal(13, 3, 3), rtol=1e-4)

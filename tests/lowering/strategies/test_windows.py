@@ -147,6 +147,7 @@ SPLIT_KERNELS = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("rows", [8, 5, 3])
 @pytest.mark.parametrize("name", SPLIT_KERNELS)
 def test_kernels_split_over_rows(name, rows):
@@ -284,6 +285,7 @@ def check_random(family, seeds):
             raise AssertionError(f"seed {seed}: {program.text}") from error
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("family", RANDOM)
 def test_random_windows(family):
     check_random(family, range(RANDOM[family][1]))
@@ -305,6 +307,7 @@ def test_more_random_windows(family):
     check_random(family, set(range(100, 300)) - set(LEFT_OUT.get(family, {})))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "complex64"])
 def test_element_types(dtype):
     x, kernel = (jnp.asarray(integers(*shape)).astype(dtype) for shape in ((1, 13, 5, 2), (3, 3, 2, 2)))
@@ -341,6 +344,7 @@ REVERSED = """stablehlo.convolution(%a, %b) dim_numbers = [b, 0, f]x[0, i, o]->[
   : (tensor<2x{n}x3xf32>, tensor<{k}x3x2xf32>) -> tensor<2x{r}x2xf32>"""
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("size", "window"), [(21, 3), (21, 11)])
 def test_reversed_windows(size, window):
     """Also where the kernel spans more than the results do."""

@@ -37,6 +37,7 @@ def test_an_interior_is_written_where_it_is(name):
     assert plan.wire_bytes < u.nbytes / 8
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("layouts", ["local", "global"])
 @pytest.mark.parametrize("spec", [P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y")])
 @pytest.mark.parametrize("shape", [(16, 32), (15, 18)])
@@ -76,6 +77,7 @@ def test_infinite_numbers_stay_on_their_side():
     check(lambda u: u.at[1:-1, 1:-1].set(smoothed(u)), [u], [P("x", "y")], P("x", "y"), layouts="global", rtol=1e-5)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ["set", "add", "dynamic_update_slice"])
 def test_derivatives_move_strips_too(name):
     def loss(u):

@@ -65,6 +65,7 @@ def test_what_is_planned_is_emitted(name):
     assert emitted.cost == pytest.approx(program.model.cost(chosen), rel=0.03)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_and_costs_of_whole_programs(name):
     function, args, in_shardings, mesh = PROGRAMS[name]

@@ -344,6 +344,7 @@ def test_what_moves_to_another_order_of_the_devices():
 # Models and random programs.
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh_name", MESHES)
 @pytest.mark.parametrize("make", WORKLOADS, ids=lambda make: make.__name__)
 def test_the_models_of_the_benchmarks(make, mesh_name):
@@ -353,6 +354,7 @@ def test_the_models_of_the_benchmarks(make, mesh_name):
     agreed(step, *workload.arguments, mesh=mesh, in_shardings=inputs, out_shardings=outputs)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("fsdp", [False, True], ids=["", "fsdp"])
 @pytest.mark.parametrize("axes", ["data=2,model=4", "data=8"])
 def test_the_example(axes, fsdp):
@@ -376,6 +378,7 @@ def check_random_program(seed):
     agreed(program, f32(8, 8), f32(8, 8), mesh=mesh, in_shardings=inputs, out_shardings=outputs)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(200))
 def test_random_programs_with_loops(seed):
     check_random_program(seed)

@@ -54,6 +54,7 @@ def test_another_version_of_jax_passes(reviewed: Path, tmp_path: Path) -> None:
     assert_plan(planned(CONSTRAINED, tmp_path), older)
 
 
+@pytest.mark.more("another seed of hashes, beside the fingerprint's")
 def test_another_seed_of_hashes_passes(reviewed: Path, tmp_path: Path) -> None:
     script = f"""
 import conftest, pathlib, plan_edits, test_reviewed_plans as tests

@@ -149,6 +149,7 @@ def test_fields_that_a_newer_writer_added_are_left_out(plan: sdy.Plan, text: str
     assert loaded(damaged(text, "colour", "blue"), tmp_path) == plan.record()
 
 
+@pytest.mark.more("another seed of hashes, beside the fingerprint's")
 def test_files_do_not_depend_on_the_seed_of_hashes(tmp_path: Path) -> None:
     script = "import conftest, pathlib, plan_edits as p; p.planned(p.MLP, pathlib.Path()).save('plan.json')"
     folders = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
