@@ -96,7 +96,8 @@ class JittedFunction:
         several = are_several()
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
             planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several, is_lowered=True)
-            lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
+            with collection_paused():
+                lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
         return ComparedLowered.of(lowered, planned.compare) if several else lowered
 
     def _ahead(

@@ -14,16 +14,20 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from sdy_jax.calls.derivatives import Differentiable, Partition, Planned, derivatives_of, smooth_results, specs
+from sdy_jax.calls.kept_program import KeptProgram
 from sdy_jax.calls.linear_map import Flat, place_of
 from sdy_jax.calls.live_arguments import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import have_users, main_function
 from sdy_jax.jax_internals.checks import effects_of_checks
 from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.axis_removal import without_axes
+from sdy_jax.plan.cache.emitted import EmittedEntry
+from sdy_jax.plan.cache.folder import cache_folder
 from sdy_jax.plan.garbage import collection_paused
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.comparison import are_several, compare
@@ -34,7 +38,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.runtime.axis_names import check_axis_names
 from sdy_jax.runtime.boundary import Boundary
-from sdy_jax.runtime.devices import device_like
+from sdy_jax.runtime.devices import device_like, lowering_platform
 from sdy_jax.runtime.host_memory import on_devices, with_some_on_host
 from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -133,7 +137,7 @@ class PlannedCall:
     @cached_property
     def _live(self) -> LiveFunction:
         """The function of the outer values and leaves that it uses."""
-        has_users = compress([bool(value.uses) for value in self._graph.arguments], self._is_operand)
+        has_users = compress(self._have_users, self._is_operand)
         return LiveFunction.of(self.plan.program.jaxpr, list(has_users))
 
     @property
@@ -198,10 +202,9 @@ class PlannedCall:
 
     @cached_property
     def _run(self) -> Flat:
-        plan, program, graph = self.plan, self.plan.program, self._graph
+        plan, program = self.plan, self.plan.program
         check_axis_names(program.mesh.axis_names)
-        refined = RefinedMesh.of(program.mesh, self._axes, forms_for(self._mesh))
-        used = self._used
+        refined, used = self._refined, self._used
         unreduced = [False] * len(plan.constants) + [
             i in program.unreduced_arguments for i in range(len(plan.arguments))
         ]
@@ -213,7 +216,7 @@ class PlannedCall:
             list(compress(unreduced, used)),
             self.result_types,
         )
-        function = local_function(graph, refined, device_like(self._mesh), used)
+        function = self._emitted() if self._kept is None else self._kept.on(refined.refining(self._mesh))
         fixed = [*compress((*program.constants, *plan.arguments), used)]
         is_operand = [*compress(self._is_operand, used)]
 
@@ -227,6 +230,27 @@ class PlannedCall:
 
         return run
 
+    def _emitted(self) -> Callable[..., tuple[jax.Array, ...]]:
+        """The function that every device runs."""
+        return local_function(self._graph, self._refined, device_like(self._mesh), self._used)
+
+    @cached_property
+    def _kept(self) -> KeptProgram | None:
+        """That function as an op which is kept beside the plan; None where it is not, as where it calls functions of
+        this process, or jax is to differentiate it op by op."""
+        plan, cached = self.plan, self.plan.cached_as
+        folder = None if cached is None or self._partition is None else cache_folder()
+        if cached is None or folder is None or cached.module is not plan.program.module:
+            return None
+        if plan.program.jaxpr is None or plan.program.jaxpr.effects or cached.calls_functions:
+            return None
+        entry = EmittedEntry.of(folder, cached, plan.program.mesh, self._mesh, self._used)
+        return KeptProgram(entry, lowering_platform(self._mesh), self._emitted, lambda: used_axes(self._graph))
+
+    @cached_property
+    def _refined(self) -> RefinedMesh:
+        return RefinedMesh.of(self.plan.program.mesh, self._axes, forms_for(self._mesh))
+
     @property
     def result_types(self) -> list[NamedSharding | None]:
         """The types on Explicit axes in which the function returns; None for results without, and for those whose
@@ -236,8 +260,8 @@ class PlannedCall:
         return [None if i in without else type_.sharding for i, type_ in enumerate(program.out_info)]
 
     @cached_property
-    def _axes(self) -> list[AxisRef]:
-        return used_axes(self._graph)
+    def _axes(self) -> Sequence[AxisRef]:
+        return used_axes(self._graph) if self._kept is None else self._kept.axes
 
     @property
     def _along(self) -> frozenset[str]:
@@ -248,5 +272,10 @@ class PlannedCall:
     def _used(self) -> list[bool]:
         """Per argument of the program's main function, whether it is passed to it."""
         live = iter(self._live.used)
-        pairs = zip(self._graph.arguments, self._is_operand, strict=True)
-        return [next(live) if is_operand else bool(value.uses) for value, is_operand in pairs]
+        pairs = zip(self._have_users, self._is_operand, strict=True)
+        return [next(live) if is_operand else has_users for has_users, is_operand in pairs]
+
+    @cached_property
+    def _have_users(self) -> list[bool]:
+        """Per argument of the program's main function, whether an op takes it."""
+        return have_users(main_function(self.plan.program.module))

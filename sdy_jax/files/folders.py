@@ -29,16 +29,16 @@ class Size(NamedTuple):
 
 
 class SharedFolder:
-    """A folder of files with one suffix.
+    """A folder of files with some suffixes, which are parts of their names.
 
     Args:
         path: of the folder, which is made when something is written.
-        suffix: of the files; others are left alone.
+        suffixes: of the files; others are left alone.
         limit: the bytes from which on those go that were not used for longest.
     """
 
-    def __init__(self, path: Path, suffix: str, limit: int):
-        self.path, self._suffix, self.limit = path, suffix, limit
+    def __init__(self, path: Path, suffixes: tuple[str, ...], limit: int):
+        self.path, self._suffixes, self.limit = path, suffixes, limit
 
     def read(self, name: str) -> bytes | None:
         """What is in a file, which counts as used; None where there is none that can be read."""
@@ -82,11 +82,11 @@ class SharedFolder:
         return Size(len(sizes), sum(sizes))
 
     def _of(self, name: str) -> Path:
-        return self.path / f"{name}{self._suffix}"
+        return self.path / name
 
     def _files(self) -> Iterator[Path]:
         with suppress(OSError):
-            yield from sorted(path for path in self.path.iterdir() if path.name.endswith(self._suffix))
+            yield from sorted(path for path in self.path.iterdir() if path.name.endswith(self._suffixes))
 
     def _unfinished(self) -> Iterator[Path]:
         with suppress(OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -178,13 +178,23 @@ ASKED_ABOUT = (TARGET, PARTITIONED)
 def calls_of_functions(module: ir.Operation, targets: Collection[str] = OF_FUNCTIONS) -> list[ir.Operation]:
     """The calls in a module that stand for functions of this process, in order."""
     calls = named(module, "stablehlo.custom_call")
-    return [call for call in calls if ir.StringAttr(call.attributes["call_target_name"]).value in targets]
+    return [call for call in calls if target_of(call) in targets]
 
 
 def keys_in(module: ir.Operation) -> list[str]:
     """The keys of the functions that a module calls, each once, in order."""
-    keys = (ir.StringAttr(call.attributes["backend_config"]).value for call in calls_of_functions(module))
-    return list(dict.fromkeys(keys))
+    return keys_of(calls_of_functions(module))
+
+
+def keys_of(calls: Iterable[ir.Operation]) -> list[str]:
+    """The keys of the functions that are called, each once, in order."""
+    return list(dict.fromkeys(ir.StringAttr(call.attributes["backend_config"]).value for call in calls))
+
+
+def target_of(call: ir.Operation) -> str:
+    """The target of a call."""
+    target: str = ir.StringAttr(call.attributes["call_target_name"]).value
+    return target
 
 
 def set_keys(module: ir.Operation, keys: Mapping[str, str]) -> None:

@@ -39,6 +39,11 @@ TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 # Walks.
 
 
+def have_users(function: ir.Operation) -> list[bool]:
+    """Per argument of a function whether an op takes it."""
+    return [next(iter(argument.uses), None) is not None for argument in function.regions[0].blocks[0].arguments]
+
+
 def pre_order(op: ir.Operation) -> list[ir.Operation]:
     """`op`, then everything in its regions, as they are now: changes to come do not show."""
     return _walked(op, ir.WalkOrder.PRE_ORDER)

@@ -4,6 +4,7 @@
   `thread_resources`: that of `with mesh:`, which is deprecated, and of which the public API says nothing.
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 * `trace_context` and its names: what jit traces a function again for, beside types.
+* `_value_holders`: the values of all options as this thread sees them; `jax.config.values` has those of the process.
 """
 
 from __future__ import annotations
@@ -45,6 +46,33 @@ def trace_settings() -> Settings:
     # Not among jit's: a program may make keys by it.
     own = ("jax_default_prng_impl", jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
     return (own, *(pair for pair in pairs if pair[0] not in _NOT_SEEN))
+
+
+_NOT_LOWERED = (
+    "jax_compilation_cache_dir",
+    "jax_compilation_cache_max_size",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+    "jax_raise_persistent_cache_errors",
+    "jax_log_compiles",
+    "jax_explain_cache_misses",
+    "jax_logging_level",
+    "jax_debug_log_modules",
+    "jax_dump_ir_to",
+    "jax_platforms",
+    "jax_platform_name",
+    "jax_num_cpu_devices",
+    "jax_no_tracing",
+    "jax_enable_x64",
+)
+"""Options that say nothing of what a per-device program is lowered to: it is traced and lowered with 64-bit types
+enabled, and its mesh has its devices."""
+
+
+def lowering_options() -> str:
+    """The options of jax, as this thread sees them, on which what is traced and lowered may depend, as a text."""
+    holders = jax.config._value_holders  # type: ignore[attr-defined]
+    return repr(sorted((name, repr(holder.value)) for name, holder in holders.items() if name not in _NOT_LOWERED))
 
 
 def trace_state() -> Any:

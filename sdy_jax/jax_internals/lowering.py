@@ -18,15 +18,17 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
 
-def lowered_in_place(ctx: mlir.LoweringRuleContext, context: Any, jaxpr: Any, xs: Sequence[Any]) -> Sequence[Any]:
-    """Lowers a jaxpr without constants where an equation is lowered, with no function around it, in a module context
-    like that of `ctx`."""
+def lowered_in_place(
+    ctx: mlir.LoweringRuleContext, context: Any, jaxpr: Any, xs: Sequence[Any], constants: Sequence[Any] = ()
+) -> Sequence[Any]:
+    """Lowers a jaxpr where an equation is lowered, with no function around it, in a module context like that of `ctx`;
+    its constants are values there."""
     lowered, tokens = mlir.jaxpr_subcomp(
         context,
         jaxpr,
         ctx.name_stack,
         ctx.tokens_in,
-        (),
+        constants,
         *xs,
         dim_var_values=ctx.dim_var_values,
         const_lowering=ctx.const_lowering,

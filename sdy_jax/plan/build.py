@@ -127,7 +127,7 @@ class _Making:
         plan = entry.read()
         if plan is None:
             plan = self.made(program)
-            entry.write(plan)
+            plan = entry.write(plan)
         return replace(plan, planner=self.again)
 
     def made(self, program: Program) -> Plan:

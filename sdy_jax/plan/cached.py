@@ -9,14 +9,14 @@ import os
 import warnings
 from dataclasses import dataclass, replace
 
-from jax.extend.mlir import ir
-
 from sdy_jax.annotate.program import Program
 from sdy_jax.files.folders import SharedFolder
+from sdy_jax.ir.custom_ops import calls_of_functions
 from sdy_jax.plan.border.boundary import boundary_values
 from sdy_jax.plan.border.planned_with import PlannedWith
-from sdy_jax.plan.cache.entry import CachedPlan, Entry, entry_bytes
-from sdy_jax.plan.cache.folder import cache_folder
+from sdy_jax.plan.cache.emitted import CachedAs
+from sdy_jax.plan.cache.entry import CachedPlan, Entry, Stages, entry_bytes
+from sdy_jax.plan.cache.folder import PLAN, cache_folder
 from sdy_jax.plan.cache.key import Key, can_be_cached
 from sdy_jax.plan.cache.relocation import Relocation
 from sdy_jax.plan.dump import VARIABLE as DUMPS
@@ -46,53 +46,64 @@ class PlanEntry:
     def of(cls, name: str, program: Program, given: PlannedWith, source: str) -> PlanEntry | None:
         """That of a program, which is about to be planned; None where plans are not kept, or this one cannot be."""
         folder = cache_folder()
-        if folder is None or os.environ.get(DUMPS) or not can_be_cached(program):
+        if folder is None or os.environ.get(DUMPS):
             return None
-        held = all_marks(program.jaxpr)
-        return cls(folder, Key.of(program, given, source, held), name, program, given, source)
+        calls = calls_of_functions(program.module)
+        if not can_be_cached(program, calls):
+            return None
+        key = Key.of(program, given, source, all_marks(program.jaxpr), calls)
+        return cls(folder, key, name, program, given, source)
 
     def read(self) -> Plan | None:
         """The plan that is kept; None where there is none, or what is there cannot be read."""
-        data = self.folder.read(self.key.name)
+        data = self.folder.read(self._file)
         if data is None:
             return None
         try:
-            plan = self._plan(*self._found(data))
+            plan = self._as_cached(self._plan(*self._found(data)), data)
         except Exception as error:  # whatever is wrong with it, it is no plan
             LOG.info("the entry %s of the cache is broken, and %s is planned: %s", self.key.name, self.name, error)
-            self.folder.remove(self.key.name)
+            self.folder.remove(self._file)
             return None
         LOG.info("found in the cache: %r", plan)
         return plan
 
-    def _found(self, data: bytes) -> tuple[CachedPlan, dict[str, ir.Operation]]:
+    @property
+    def _file(self) -> str:
+        return self.key.name + PLAN
+
+    def _as_cached(self, plan: Plan, data: bytes) -> Plan:
+        return replace(plan, cached_as=CachedAs.of(self.key, data, plan.program.module))
+
+    def _found(self, data: bytes) -> tuple[CachedPlan, Stages]:
         """What an entry says, by the lines of now."""
-        entry = Entry(self.key.name, data, self.program.module)
+        traced = self.program.module
+        entry = Entry(self.key, data, traced)
         stages = entry.stages
         if entry.lines == self.key.lines:
             return entry.plan(), stages
         before, stages["imported"] = stages["imported"], imported(self.program)
         pairs = [(before, stages["imported"])]
-        pairs += [(stages["traced"], self.program.module)] if "traced" in stages else []
-        now = Relocation(pairs, (entry.source, self.source), self.program.module.context)
+        pairs += [(stages["traced"], traced)] if stages["traced"] is not traced else []
+        now = Relocation(pairs, (entry.source, self.source), traced.context)
         for name in stages.keys() - {"imported"}:
-            now.move(stages[name])
+            if stages[name] is not traced:
+                now.move(stages[name])
         plan = entry.plan(now.of)
         notes = tuple([replace(note, source=now.line(note.source)) for note in plan.notes])
         return replace(plan, notes=notes), stages
 
-    def _plan(self, found: CachedPlan, stages: dict[str, ir.Operation]) -> Plan:
+    def _plan(self, found: CachedPlan, stages: Stages) -> Plan:
         none, program = frozenset[int](), self.program
-        modules = {"traced": program.module, **stages}
         program = replace(program, automatic_arguments=none, automatic_results=none)
-        program = program.with_module(modules["partitioned"])
+        program = program.with_module(stages["partitioned"])
         return Plan(
             self.name,
             program,
             *boundary_values(program),
             found.collectives,
             found.notes,
-            modules,
+            stages,
             self.source,
             layouts=found.layouts,
             planned_with=self.given,
@@ -104,14 +115,18 @@ class PlanEntry:
             choices=found.choices,
         )
 
-    def write(self, plan: Plan) -> None:
-        """Keeps a plan. Where that is not possible a warning says so, once per folder."""
+    def write(self, plan: Plan) -> Plan:
+        """Keeps a plan, and returns it as one that is kept. Where that is not possible a warning says so, once per
+        folder."""
         try:
-            self.folder.write(self.key.name, self._bytes(plan))
+            data = self._bytes(plan)
+            self.folder.write(self._file, data)
+            return self._as_cached(plan, data)
         except OSError as error:
             warnings.warn(f"plans cannot be kept in {self.folder.path}: {error.strerror or error}", stacklevel=2)
         except Exception as error:  # the plan is there, and runs
             LOG.warning("the plan of %s cannot be kept: %s: %s", self.name, type(error).__name__, error)
+        return plan
 
     def _bytes(self, plan: Plan) -> bytes:
         names = (*_KEPT, "traced") if plan.automatic is not None else _KEPT
@@ -128,4 +143,4 @@ class PlanEntry:
             plan.automatic,
             choices_text(choices) if choices is not None else None,
         )
-        return entry_bytes(self.key.name, (self.key.lines, self.source), found, stages, self.program.module)
+        return entry_bytes(self.key, self.source, found, stages, self.program.module.context)

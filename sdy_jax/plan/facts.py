@@ -24,6 +24,7 @@ from sdy_jax.plan.border.border_moves import BorderMove
 from sdy_jax.plan.border.border_specs import specs_of
 from sdy_jax.plan.border.boundary import BoundaryValue
 from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.plan.cache.emitted import CachedAs
 from sdy_jax.plan.decided import NOTHING_DECIDED, Decided
 from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
 from sdy_jax.plan.record.printing import Printed
@@ -60,6 +61,7 @@ class PlanFacts(Printed):
             cache; None of a program on local arrays.
         planner: makes the plan of another traced program of the same function, under a policy.
         resized: traces the function anew, all sizes of arguments that are the first number being the second.
+        cached_as: what it is in the cache, beside which what is emitted is kept; None where it is not kept.
         device_kind: what the devices call themselves; empty where nobody knows.
         function: gives the partitioned function that runs it; None where there is none any more.
     """
@@ -87,6 +89,7 @@ class PlanFacts(Printed):
     choices: ProgramChoices | str | None = None
     planner: Callable[[Program, Policy], Self] | None = None
     resized: Callable[[int, int], Program] | None = None
+    cached_as: CachedAs | None = None
     device_kind: str = ""
     function: Callable[[], Any] = lambda: None
 

@@ -10,18 +10,19 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.custom_ops import keys_in, set_keys
+from sdy_jax.ir.custom_ops import set_keys
 from sdy_jax.ir.operations import body_of, copied
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
 from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts
 from sdy_jax.plan.cache.data import Reader, Writer
+from sdy_jax.plan.cache.key import Key
 
 _MAGIC = b"sdy_jax plan 1\n"
 _LOCATIONS = "locations"
@@ -51,28 +52,34 @@ class BrokenEntry(Exception):
 
 
 def entry_bytes(
-    key: str, sources: tuple[str, str], plan: CachedPlan, stages: Mapping[str, ir.Operation], traced: ir.Operation
+    key: Key, source: str, plan: CachedPlan, stages: Mapping[str, ir.Operation], context: ir.Context
 ) -> bytes:
     """The bytes of an entry.
 
     Args:
         key: of the program, without which it is not taken.
-        sources: a digest of the lines of the program's source, and the line of its shardings.
+        source: the line of its shardings.
         plan: what was found out.
-        stages: the modules to keep, of one context.
-        traced: the program that was traced, whose custom ops they call.
+        stages: the modules to keep.
+        context: of these.
 
     Raises:
-        KeyError: they call others, too.
+        KeyError: they call other functions of this process than the program that was traced.
     """
     writer = Writer()
     said = writer.written(plan)
-    keys = keys_in(traced)
-    numbers = {key: str(number) for number, key in enumerate(keys)}
+    numbers = {function: str(number) for number, function in enumerate(key.functions)}
     blobs = {name: _bytecode(module, numbers) for name, module in stages.items()}
-    blobs[_LOCATIONS] = _bytecode(_placed(writer.locations, traced.context), {})
-    head = json.dumps({"sources": sources, "plan": said, "stages": {name: len(blob) for name, blob in blobs.items()}})
+    blobs[_LOCATIONS] = _bytecode(_placed(writer.locations, context), {})
+    head = json.dumps(
+        {"sources": (key.lines, source), "plan": said, "stages": {name: len(blob) for name, blob in blobs.items()}}
+    )
     packed = zlib.compress(b"".join([head.encode(), b"\n", *blobs.values()]), 1)
+    return sealed_entry(key.name, packed)
+
+
+def sealed_entry(key: str, packed: bytes) -> bytes:
+    """The bytes of an entry in which something is packed."""
     return _MAGIC + _digest(key, packed) + packed
 
 
@@ -93,9 +100,11 @@ def checked_entry(key: str, data: bytes) -> bytes:
 
 
 def _bytecode(module: ir.Operation, numbers: Mapping[str, str]) -> bytes:
-    copy, found = copied(module), io.BytesIO()
-    set_keys(copy, numbers)
-    copy.write_bytecode(found)
+    if numbers:
+        module = copied(module)
+        set_keys(module, numbers)
+    found = io.BytesIO()
+    module.write_bytecode(found)
     return found.getvalue()
 
 
@@ -109,9 +118,45 @@ def _placed(locations: Sequence[ir.Location], context: ir.Context) -> ir.Operati
     return found.operation
 
 
+class Stages(MutableMapping[str, ir.Operation]):
+    """The modules of an entry by their names, of which those that are bytes are read when they are first asked for.
+
+    Args:
+        found: the modules, or their bytes.
+        names: the keys of functions of this process by what the bytes have in their place.
+        context: in which they are made.
+    """
+
+    def __init__(self, found: Mapping[str, ir.Operation | bytes], names: Mapping[str, str], context: ir.Context):
+        self._found, self._names, self._context = dict(found), names, context
+
+    def __getitem__(self, name: str) -> ir.Operation:
+        found = self._found[name]
+        if isinstance(found, bytes):
+            found = self._found[name] = ir.Module.parse(found, self._context).operation
+            if self._names:
+                set_keys(found, self._names)
+        return found
+
+    def __setitem__(self, name: str, module: ir.Operation) -> None:
+        self._found[name] = module
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 class Entry:
-    """What the bytes of an entry say. `stages`: its modules; `lines`, `source`: a digest of the lines of the program's
-    source, and the line of its shardings, as they were.
+    """What the bytes of an entry say. `stages`: its modules, and the one that was traced; `lines`, `source`: a digest
+    of the lines of the program's source, and the line of its shardings, as they were.
 
     Args:
         key: of the program.
@@ -122,15 +167,15 @@ class Entry:
         BrokenEntry: they are none.
     """
 
-    def __init__(self, key: str, data: bytes, traced: ir.Operation):
-        first, _, blobs = zlib.decompress(checked_entry(key, data)).partition(b"\n")
+    def __init__(self, key: Key, data: bytes, traced: ir.Operation):
+        first, _, blobs = zlib.decompress(checked_entry(key.name, data)).partition(b"\n")
         said = json.loads(first)
-        names = {str(number): key for number, key in enumerate(keys_in(traced))}
-        self._said, self.stages = said["plan"], dict[str, ir.Operation]()
+        names = {str(number): key for number, key in enumerate(key.functions)}
+        self._said, self.stages = (
+            said["plan"],
+            Stages({"traced": traced, **dict(_blobs(said["stages"], blobs))}, names, traced.context),
+        )
         self.lines, self.source = said["sources"]
-        for name, blob in _blobs(said["stages"], blobs):
-            self.stages[name] = ir.Module.parse(blob, traced.context).operation
-            set_keys(self.stages[name], names)
         self._locations = [op.location for op in body_of(self.stages.pop(_LOCATIONS)).operations]
 
     def plan(self, now: Callable[[ir.Location], ir.Location] | None = None) -> CachedPlan:

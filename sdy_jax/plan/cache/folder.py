@@ -17,6 +17,9 @@ LIMIT = "SDY_JAX_CACHE_SIZE"
 _DEFAULT_LIMIT = 1 << 30
 """Bytes. Chosen: an entry of an 8B model with 32 unrolled layers takes a few MiB, so hundreds of such have room."""
 
+SUFFIXES = (PLAN, MODULE) = (".plan", ".module")
+"""Of the files there: plans, and the programs that were emitted for them."""
+
 _BESIDE = "sdy_jax_plans"
 
 
@@ -33,8 +36,8 @@ def cache_folder() -> SharedFolder | None:
         of_jax: str | None = jax.config.jax_compilation_cache_dir if is_on else None  # type: ignore[attr-defined]
         if not of_jax or "://" in of_jax:
             return None
-        return SharedFolder(Path(of_jax) / _BESIDE, ".plan", _limit())
-    return SharedFolder(Path(stated).expanduser(), ".plan", _limit()) if stated not in ("", "0") else None
+        return SharedFolder(Path(of_jax) / _BESIDE, SUFFIXES, _limit())
+    return SharedFolder(Path(stated).expanduser(), SUFFIXES, _limit()) if stated not in ("", "0") else None
 
 
 def _limit() -> int:

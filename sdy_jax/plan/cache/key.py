@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -13,12 +13,12 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.ir.custom_ops import ASKED_ABOUT, calls_of_functions
+from sdy_jax.ir.custom_ops import ASKED_ABOUT, calls_of_functions, keys_of, target_of
 from sdy_jax.ir.locations import RUN_AGAIN, STRICT, is_computed_again, place_of
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.plan.border.planned_with import PlannedWith
-from sdy_jax.plan.pinning.digest import bytecode, digest_of
+from sdy_jax.plan.pinning.digest import bytecode, digest_of, in_every_process
 from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.version import __version__
@@ -26,10 +26,11 @@ from sdy_jax.version import __version__
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def can_be_cached(program: Program) -> bool:
-    """Whether all that a plan depends on can be told: not of ops whose functions say how they may be split."""
+def can_be_cached(program: Program, calls: Iterable[ir.Operation]) -> bool:
+    """Whether all that a plan depends on can be told: not of ops whose functions say how they may be split. `calls` are
+    those of functions of this process."""
     is_outer = any(isinstance(constant, jax.core.Tracer) for constant in program.constants)
-    return not is_outer and not calls_of_functions(program.module, ASKED_ABOUT)
+    return not is_outer and not any(target_of(call) in ASKED_ABOUT for call in calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +40,42 @@ class Key:
     Attributes:
         name: 64 hexadecimal digits, those of all that the plan depends on.
         lines: likewise of the lines of the program's source, which it only says.
+        functions: the keys of the functions of this process that it calls.
     """
 
     name: str
     lines: str
+    functions: tuple[str, ...]
 
     @classmethod
-    def of(cls, program: Program, given: PlannedWith, source: str, held: Collection[Mark]) -> Key:
+    def of(
+        cls,
+        program: Program,
+        given: PlannedWith,
+        source: str,
+        held: Collection[Mark],
+        calls: Iterable[ir.Operation] | None = None,
+    ) -> Key:
         """That of a program.
 
         Args:
             program, given, source: as of `build_plan`.
+            calls: those of functions of this process in the program, if they are known.
             held: the lines and types of values that are held where anything fits by that.
         """
-        with_lines = bytecode(program.module, with_lines=True)
+        functions = keys_of(calls_of_functions(program.module) if calls is None else calls)
+        module = in_every_process(program.module, functions)
+        with_lines = bytecode(module, with_lines=True)
         said = [
             *_versions(),
             *_of_program(program),
             repr((recorded_costs(given.costs), recorded_policy(given.policy), recorded_target(given.target))),
             repr(given.inner),
             *_of_locations(program.module, with_lines, held),
-            digest_of(bytecode(program.module, with_lines=False)),
+            digest_of(bytecode(module, with_lines=False)),
         ]
-        return cls(digest_of("\n".join(said)), digest_of(source.encode(errors="surrogateescape") + b"\n" + with_lines))
+        lines = digest_of(source.encode(errors="surrogateescape") + b"\n" + with_lines)
+        return cls(digest_of("\n".join(said)), lines, tuple(functions))
 
 
 def _of_locations(module: ir.Operation, with_lines: bytes, held: Collection[Mark]) -> Iterator[str]:
