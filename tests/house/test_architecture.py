@@ -108,8 +108,8 @@ ROOMS = {
         "plan.border"
     ),
     "plan.cache": (
-        "version errors files representation ir annotate lowering.interface lowering.recomputation plan.record "
-        "plan.border plan.pinning"
+        "version errors files jax_internals representation ir annotate lowering.interface lowering.recomputation "
+        "plan.record plan.border plan.pinning"
     ),
     "plan": (
         "version errors files jax_internals representation ir annotate op_rules propagation lowering.targets "
@@ -138,8 +138,8 @@ ROOMS = {
     ),
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.targets lowering.costs "
-        "lowering.emission lowering.interface plan.record plan.border plan.estimates plan shard loading processes "
-        "contracts"
+        "lowering.emission lowering.interface plan.record plan.border plan.estimates plan.cache plan shard loading "
+        "processes contracts"
     ),
     "spec_trees": "errors jax_internals representation annotate",
     "pipelines": "errors jax_internals representation annotate pipelines.schedules",

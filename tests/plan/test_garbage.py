@@ -21,10 +21,12 @@ class Linked:
 
 @pytest.fixture(autouse=True)
 def none_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    are_frozen = gc.get_freeze_count() > garbage._OF_PYTHON
+    gc.unfreeze()
     gc.collect()
     monkeypatch.setattr(garbage, "_waiting", 0)
     yield
-    gc.unfreeze()
+    (gc.freeze if are_frozen else gc.unfreeze)()
 
 
 def circles(count: int) -> list[weakref.ref[Linked]]:
