@@ -131,7 +131,7 @@ def _kept_plans(options: argparse.Namespace) -> tuple[bool, str]:
     if folder is None:
         return False, f"none are kept: name a folder by {FOLDER}, or turn jax's compilation cache on"
     files, size = folder.size
-    return True, f"{files} in {folder.path}, {bytes_text(size)} of {bytes_text(folder.limit)} at most"
+    return True, f"{files} files in {folder.path}, {bytes_text(size)} of {bytes_text(folder.limit)} at most"
 
 
 CHECKS: dict[str, DoctorCheck] = {

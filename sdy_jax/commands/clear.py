@@ -1,4 +1,4 @@
-"""`sdy-jax clear`: removes the plans that are kept."""
+"""`sdy-jax clear`: removes the plans that are kept, and the programs beside them."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def run(options: argparse.Namespace) -> int:
     if folder is None:
         raise SdyError(f"no plans are kept; to fix: name their folder, {FOLDER}=DIR in the environment")
     files, size = folder.clear()
-    print(f"{folder.path}: {files} plan{'' if files == 1 else 's'} removed, {bytes_text(size)}")
+    print(f"{folder.path}: {files} file{'' if files == 1 else 's'} removed, {bytes_text(size)}")
     return 0
