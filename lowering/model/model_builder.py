@@ -140,6 +140,8 @@ class _Builder:
                 self._program.values[op.results[0]] = self._program.number(op.operands[0])
             elif number in self._proposed.fixed and is_forwarding(op):
                 self._constraint(op, self._proposed.fixed[number][-1], times)
+            elif self._is_unwritten(op):
+                self._program.values.update(dict.fromkeys(op.results, FREE))
             elif number in self._proposed.fixed:
                 self._fixed(op, op.results, self._proposed.fixed[number], times)
             elif number in self._proposed.decided:
@@ -185,6 +187,11 @@ class _Builder:
         if group not in self._ties:
             self._ties[group] = self._model.add_value(ValueClass(member.shape or (), 0.0), 1.0)
         return self._ties[group]
+
+    def _is_unwritten(self, op: Op) -> bool:
+        """Whether an op is a constant that a rewrite put where all will be written, as a stack before its loop. Those
+        of the program itself have a rule. Each device makes it in whatever layout it is taken."""
+        return op.name == "stablehlo.constant" and self._free_values.issuperset(op.results)
 
     def _decide(self, op: Op, decision: Decision, times: float) -> None:
         if self._free_values.issuperset(op.results):

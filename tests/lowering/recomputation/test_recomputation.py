@@ -9,12 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 from seeded_process import printed
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.insert.partitioner import Partitioner
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.model.model_builder import planning_problem
+from sdy_jax.lowering.model.planning_problem import FREE
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.min_cut import ops_to_run_again
 from sdy_jax.lowering.recomputation.segments import Segment, can_run_again
@@ -215,6 +220,19 @@ for stack in (unrolled, scanned):
 @pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
 def test_plans_are_the_same_in_every_process():
     assert printed(SAME_TEXT, "1", Path(__file__).parent) == printed(SAME_TEXT, "2", Path(__file__).parent)
+
+
+def test_stacks_that_are_not_written_yet_have_no_price():
+    """A rewrite makes them: the planner may take them in any layout."""
+    plan = partitioned(step_of(scanned, layer), 0.5).plan(*arguments())
+    module = plan.stages["recomputed"].clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        graph, setting = Graph(module), Setting(plan.program.mesh_name, plan.costs)
+        proposal = Partitioner(Graph(module.clone().operation), setting).run()
+        atoms = proposal.layouts.atoms(proposal.mesh, {})
+        problem = planning_problem(graph, proposal, setting, atoms)
+    stacks = [op.results[0] for op in graph.ops if op.name == "stablehlo.constant" and op.results[0].rank]
+    assert stacks and {problem.values[stack] for stack in stacks} == {FREE}
 
 
 def test_one_device_computes_again_as_well():
