@@ -87,7 +87,7 @@ class JittedFunction:
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            _, jitted, args, kwargs = self._ahead(args, kwargs)
+            _, jitted, args, kwargs = self._ahead(args, kwargs, is_shown=True)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
 
@@ -101,13 +101,18 @@ class JittedFunction:
         return ComparedLowered.of(lowered, planned.compare) if several else lowered
 
     def _ahead(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False, is_lowered: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_alone: bool = False,
+        is_lowered: bool = False,
+        is_shown: bool = False,
     ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
         """The plan of a call, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
         call = self._function.arguments(args, kwargs)
         if is_lowered:
             check_moves(call.given, call.mesh)
-        jitted = self._chosen(call, is_alone, is_ahead=True).jitted
+        jitted = self._chosen(call, is_alone, is_ahead=True, is_shown=is_shown).jitted
         planned = self._function.planned(call)
         return planned, jitted, *lowered_arguments(call, planned)
 
@@ -200,7 +205,9 @@ class JittedFunction:
         moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))
         return DispatchChoice(moved, lasts=False)
 
-    def _chosen(self, call: Arguments, is_alone: bool = False, is_ahead: bool = False) -> DispatchChoice:
+    def _chosen(
+        self, call: Arguments, is_alone: bool = False, is_ahead: bool = False, is_shown: bool = False
+    ) -> DispatchChoice:
         """The jitted function for a call; ahead of one, that which says the shardings of results. Warns of arguments
         that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
@@ -209,7 +216,7 @@ class JittedFunction:
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
         shardings = self._shardings(call, is_ahead)
-        jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone)
+        jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone, is_shown)
         lasts = (not shardings or self._function.is_inner) and not self._function.has_several_meshes
         return DispatchChoice(jitted, lasts)  # other shapes may be better off on another mesh
 
@@ -244,19 +251,22 @@ class JittedFunction:
                 texts.append(f"{source}: {len(more)} more arguments are moved, {total} to a device (`plan.moves`)")
             warn_of(texts)
 
-    def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, is_alone: bool) -> Any:
+    def _jitted_for(
+        self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, is_alone: bool, is_shown: bool = False
+    ) -> Any:
         """The jitted function for arguments with these layouts.
 
         `shardings`: what jit is told of those of arguments and results.
         `is_alone`: other processes do not lower it.
+        `is_shown`: its jaxpr has what every device runs, where that could be found in the cache, too.
         """
         leaves, tree = jax.tree.flatten(shardings)
-        key = (mesh, layouts, tree, tuple(leaves), is_alone)
+        key = (mesh, layouts, tree, tuple(leaves), is_alone, is_shown)
         if key not in self._jitted:
             is_told = "out_shardings" in shardings
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                return self._run(args, kwargs, layouts, mesh, is_alone, is_told)
+                return self._run(args, kwargs, layouts, mesh, (is_alone, is_shown), is_told)
 
             self._jitted[key] = self.jit(run, **shardings)
         return self._jitted[key]
@@ -282,18 +292,21 @@ class JittedFunction:
         kwargs: dict[str, Any],
         layouts: Layouts,
         mesh: AnyMesh,
-        is_alone: bool,
+        seen: tuple[bool, bool],
         is_told: bool,
     ) -> Any:
         """The function that jit traces: it plans, then runs the per-device program on shards.
 
+        `seen`: `is_alone` and `is_shown`, as of `_jitted_for`.
         `is_told`: jit knows how results are to lie, and itself reports donated buffers that are of no use.
         """
         if is_run_for_its_ops():
             return op_by_op(self._function.fun, args, kwargs, mesh, self._function.name)
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments)
+        is_alone, is_shown = seen
         call = call.alone if is_alone else call
+        call = call.shown if is_shown else call
         donated = self._function.traced.donated(arguments)
         if donated and not is_told and self._function.options.out_shardings is not None:
             warn_of_unusable(call, mesh, donated)

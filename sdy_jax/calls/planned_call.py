@@ -86,6 +86,14 @@ class PlannedCall:
         """The same call, to be looked at in one process."""
         return PlannedCall(self.plan, self._mesh, self._partition, is_alone=True, of=self._of)
 
+    @cached_property
+    def shown(self) -> PlannedCall:
+        """The same call, whose jaxpr has what every device runs, whether it is kept or not."""
+        if self.plan.cached_as is None:
+            return self
+        plan = replace(self.plan, cached_as=None)
+        return PlannedCall(plan, self._mesh, self._partition, self._is_alone, of=self._of)
+
     def compare(self) -> None:
         """Waits until all processes are about to run this. Raises `ProcessError` where they are not."""
         compare(self.plan, self._mesh)

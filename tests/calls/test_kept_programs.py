@@ -1,6 +1,7 @@
 """Programs that were emitted before are found beside their plans: the same modules, and right numbers for others."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -103,6 +104,17 @@ def test_what_is_found_is_lowered_to_the_same_module(folder, emitted, monkeypatc
     assert runs[0].plan(W, X).record() == runs[1].plan(W, X).record()
 
 
+def test_a_trace_shows_what_every_device_runs(folder, monkeypatch):
+    def traced():
+        return str(of().trace(W, X).jaxpr)
+
+    wanted = unkept(monkeypatch, traced)
+    assert "psum" in wanted
+    of()(W, X)
+    assert kept(folder)
+    assert re.sub("0x[0-9a-f]*", "", traced()) == re.sub("0x[0-9a-f]*", "", wanted)
+
+
 def test_names_in_profiles_are_those_of_now(folder):
     found = [of().lower(W, X).as_text(debug_info=True) for _ in range(2)]
     assert found[0] == found[1]
@@ -194,7 +206,7 @@ def test_settings_of_jax_are_told_apart(folder, monkeypatch, setting):
 
 def test_what_is_lowered_with_other_settings_than_it_was_traced_with_is_emitted(folder, emitted):
     for _ in range(2):
-        traced = of().trace(W, X)
+        traced = jax.jit(of()).trace(W, X)
         made = len(emitted)
         before = jax.config.jax_hlo_source_file_canonicalization_regex
         jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*")

@@ -90,3 +90,14 @@ def test_without_its_coordinator_nobody_waits(tmp_path: Path) -> None:
     killed, *survivors = ended(start("die", 2, tmp_path, VICTIM="0"))
     assert killed[0] == -9
     assert all(status != 0 and "the leader task was preempted/died" in output for status, output in survivors)
+
+
+@pytest.mark.more("programs that are found")
+def test_processes_train_as_one_by_programs_that_are_found(tmp_path: Path, one_process: list[float]) -> None:
+    kept = tmp_path / "kept"
+    runs = [reports("train", 2, tmp_path, SDY_JAX_CACHE_DIR=str(kept)) for _ in range(2)]
+    assert {path.suffix for path in kept.iterdir()} == {".plan", ".module"}
+    for found in runs:
+        for report in found:
+            np.testing.assert_allclose(report["losses"], one_process, rtol=1e-5)
+            assert report["lowered"] == runs[0][0]["lowered"]
