@@ -34,8 +34,10 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            _age_young()
-            gc.enable()
+            try:
+                _age_young()
+            finally:  # an interrupt leaves it enabled, too
+                gc.enable()
 
 
 def _collect_all() -> None:
