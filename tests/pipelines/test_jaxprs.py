@@ -9,8 +9,10 @@ import pytest
 
 from sdy_jax.pipelines.jaxprs import Cut, inlined
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses
+from sdy_jax.pipelines.region import Region
 
 ROWS, WIDTH, HIDDEN = 8, 16, 64
+REGION = Region(None, "stage", 4, alone=True, around=None)
 
 
 def mlp(x, up, down):
@@ -19,7 +21,8 @@ def mlp(x, up, down):
 
 def passes(layer) -> LayerPasses:
     weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, HIDDEN), (HIDDEN, WIDTH))]
-    return LayerPasses(layer, [jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16)], Inputs([], weights, [], []))
+    x = [jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16)]
+    return LayerPasses(REGION, layer, x, Inputs([], weights, [], []))
 
 
 def shapes(variables) -> list[tuple[int, ...]]:

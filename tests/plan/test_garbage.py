@@ -80,3 +80,14 @@ def test_a_pause_within_a_pause_ends_with_the_outer_one() -> None:
             found = circles(100)
         assert not gc.isenabled() and alive(found) == 100
     assert gc.isenabled()
+
+
+def test_an_interrupt_behind_planning_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(garbage.gc, "get_freeze_count", interrupted)
+    with pytest.raises(KeyboardInterrupt), collection_paused():
+        pass
+    assert gc.isenabled()
+    monkeypatch.undo()
