@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -77,8 +77,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("wrap", [jax.jit, sdy.partition], ids=["jit", "partition"])
-@pytest.mark.parametrize("name", CASES)
+def wrapped() -> Iterator[Any]:
+    """Each case in a partition, two under jit as well; the others there are slow."""
+    for number, name in enumerate(CASES):
+        yield pytest.param(name, sdy.partition, id=f"{name}, partition")
+        yield pytest.param(name, jax.jit, id=f"{name}, jit", marks=[pytest.mark.slow] * (number > 1))
+
+
+@pytest.mark.parametrize(("name", "wrap"), wrapped())
 def test_a_step_has_the_values_of_the_scan_and_the_types_of_its_arguments(name: str, wrap: Callable[..., Any]) -> None:
     layer, w, x, options = CASES[name]
     value, slopes = run(layer, w, x, wrap, **options)
