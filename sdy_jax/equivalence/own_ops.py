@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.custom_ops import AFTER, ROUNDED, title_of
+from sdy_jax.ir.custom_ops import AFTER, ROUNDED, target_of, title_of
 from sdy_jax.ir.graph import OWN_TARGETS
 from sdy_jax.ir.operations import post_order, replace_op
 from sdy_jax.op_rules.slicing import PIECES, ROLL
@@ -24,7 +24,7 @@ def expand_own_ops(module: ir.Operation) -> None:
     for op in post_order(module):
         if op.name != "stablehlo.custom_call":
             continue
-        target = str(ir.StringAttr(op.attributes["call_target_name"]).value)
+        target = target_of(op)
         if target in _EXPANSIONS:
             with ir.InsertionPoint(op), op.location:
                 replace_op(op, _EXPANSIONS[target](op))

@@ -41,9 +41,9 @@ of 12 layers has 22,000 such comparisons, a tenth of the solver's time. No resul
 
 def content(*arrays: NDArray[Any] | None) -> Hashable:
     """Arrays as a key."""
-    if sum([array.nbytes for array in arrays if array is not None]) > SMALL:
-        return _LargeContent(*arrays)
-    return tuple([None if array is None else (array.shape, array.tobytes()) for array in arrays])
+    key = tuple([None if array is None else (array.shape, array.tobytes()) for array in arrays])
+    is_small = sum([array.nbytes for array in arrays if array is not None]) <= SMALL
+    return key if is_small else _LargeContent(arrays, hash(key))
 
 
 class _LargeContent:
@@ -52,9 +52,8 @@ class _LargeContent:
 
     __slots__ = ("_arrays", "_hash")
 
-    def __init__(self, *arrays: NDArray[Any] | None):
-        self._arrays = arrays
-        self._hash = hash(tuple([None if array is None else (array.shape, array.tobytes()) for array in arrays]))
+    def __init__(self, arrays: tuple[NDArray[Any] | None, ...], hashed: int):
+        self._arrays, self._hash = arrays, hashed
 
     def __hash__(self) -> int:
         return self._hash
