@@ -128,8 +128,8 @@ def _is_spec(tree: Any) -> bool:
 
 def _packed(lowered: Any, topology: Topology, side: Side, kept: Path | None) -> float:
     """GiB that a program holds where memory is short; infinite where it is refused."""
-    for share in _SHORT:
-        found = compiled(lowered, topology, _limits(side, topology, share), kept)
+    for options in _limits(side, topology):
+        found = compiled(lowered, topology, options, kept)
         if not found.error:
             return found.memory
     return math.inf
@@ -140,14 +140,16 @@ _SHORT = (MEMORY_APART[0], 0.77)
 limit, not in what it says that a program holds, so that it may refuse the one and be within it with the other."""
 
 
-def _limits(side: Side, topology: Topology, share: float) -> dict[str, str]:
-    """A compiler's options by which a device has little more than the plan says. With memory to spare compilers pack
-    loosely, or run less in order: libtpu took 10.1 GiB of 15.75 for what it takes 7.0 of 7.8 for (0.0.51). The option
-    for TPUs refuses what takes more, and counts what the system takes; that for GPUs is a share of what they have,
-    which the order of a program heeds."""
+def _limits(side: Side, topology: Topology) -> list[dict[str, str]]:
+    """A compiler's options by which a device has little more than the plan says, one after the other where it refuses.
+    With memory to spare compilers pack loosely, or run less in order: libtpu took 10.1 GiB of 15.75 for what it takes
+    7.0 of 7.8 for (0.0.51). The option for TPUs refuses what takes more, and counts what the system takes; that for
+    GPUs is a share of what they have, which the order of a program heeds."""
     if topology.is_gpu:
-        return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
-    return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * side.plan_memory / share) + _RESERVED_MIB)}
+        share = math.ceil(100 * side.plan_memory * ALLOCATED / side.available)
+        return [{"xla_gpu_memory_limit_slop_factor": str(share)}]
+    most = [math.ceil(1024 * side.plan_memory / share) + _RESERVED_MIB for share in _SHORT]
+    return [{"xla_tpu_max_hbm_size_mib": str(mib)} for mib in most]
 
 
 def main(name: str, how: str, compiles: str, layers: str, kept: str) -> None:
