@@ -20,7 +20,7 @@ from sdy_jax.calls.live_arguments import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import have_users, main_function
+from sdy_jax.ir.operations import is_used, main_function
 from sdy_jax.jax_internals.checks import effects_of_checks
 from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
@@ -286,4 +286,4 @@ class PlannedCall:
     @cached_property
     def _have_users(self) -> list[bool]:
         """Per argument of the program's main function, whether an op takes it."""
-        return have_users(main_function(self.plan.program.module))
+        return [*map(is_used, main_function(self.plan.program.module).regions[0].blocks[0].arguments)]
