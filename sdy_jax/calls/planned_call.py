@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -53,6 +54,20 @@ def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:
     return replace(plan, collectives=(*plan.collectives, *found), planner=None)
 
 
+class View(Enum):
+    """How a call is looked at.
+
+    Attributes:
+        RUN: as it runs; all processes compare it.
+        ALONE: in one process, which the others do not wait for.
+        SHOWN: by its jaxpr, which has what every device runs, whether that is kept or not.
+    """
+
+    RUN = auto()
+    ALONE = auto()
+    SHOWN = auto()
+
+
 class PlannedCall:
     """A plan, called with the leaves of its arguments on a mesh.
 
@@ -80,6 +95,12 @@ class PlannedCall:
         """The call lowered, as `jax.jit` lowers it."""
         program = self.plan.program
         return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
+
+    def seen(self, view: View) -> PlannedCall:
+        """The same call, as it is looked at."""
+        if view is View.RUN:
+            return self
+        return self.alone if view is View.ALONE else self.shown
 
     @cached_property
     def alone(self) -> PlannedCall:
