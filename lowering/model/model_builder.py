@@ -194,7 +194,7 @@ class _Builder:
             self._new_value(op.results[0], times)
             self._program.recomputed[use] = self._program.values[op.results[0]]
             self._program.decided[self._program.numbers[op]] = self._add(candidates, times, slots, op.results, [use[0]])
-        if op.results[0] in self._program.values:
+        if any(result in self._program.values for result in op.results):
             return
         for result in op.results:
             self._new_value(result, times)
