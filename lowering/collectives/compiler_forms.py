@@ -38,7 +38,7 @@ def row_major(x: jax.Array) -> jax.Array:
     """What is transformed along its last dimensions, on CPUs with these in memory: XLA lays a transform's operand out
     like its result, and cannot transform what an all_gather wants there. Other devices lay it out themselves; libtpu
     (0.0.52) compiles no such constraint on complex numbers."""
-    return where_forms(lambda forms: forms.of_ops.in_rows, x, then=_in_rows, otherwise=_unchanged)
+    return where_forms(lambda forms: forms.in_rows, x, then=_in_rows, otherwise=_unchanged)
 
 
 def _in_rows(x: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ def looked_up(rows: jax.Array) -> jax.Array:
     what it is computed of is kept as well. Behind a barrier rows are an array like any other (GPT in Megatron's layout
     on eight chips of v5e: temporary memory 24.9 to 22.8 MB, libtpu 0.0.52, 2026-11)."""
     barrier = jax.lax.optimization_barrier
-    return where_forms(lambda forms: forms.of_ops.looked_up_apart, rows, then=barrier, otherwise=_unchanged)
+    return where_forms(lambda forms: forms.looked_up_apart, rows, then=barrier, otherwise=_unchanged)
 
 
 def _unchanged(x: jax.Array) -> jax.Array:
@@ -61,7 +61,7 @@ def _unchanged(x: jax.Array) -> jax.Array:
 def not_before(x: jax.Array, *awaited: jax.Array, otherwise: Callable[..., jax.Array]) -> jax.Array:
     """An array that is not taken for what it was before others were there: on TPUs behind XLA's own barrier, which is
     dropped after equal ops are joined, but before ops get their order."""
-    return where_forms(lambda forms: forms.of_ops.barriers_last, x, *awaited, then=_behind_barrier, otherwise=otherwise)
+    return where_forms(lambda forms: forms.barriers_last, x, *awaited, then=_behind_barrier, otherwise=otherwise)
 
 
 def _behind_barrier(x: jax.Array, *awaited: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import has_users
 from sdy_jax.lowering.emission.names import collective_attributes
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord, Moved
 from sdy_jax.lowering.interface.report import PartitionReport
@@ -50,7 +51,7 @@ class InsertedOps:
         """Erases ops without users: those rematerialized for all of their users, and reshards made for them."""
         dropped = []
         for op, record in reversed(self._spare):
-            if id(op) in self._erased or any(True for result in op.results for _ in result.uses):
+            if id(op) in self._erased or has_users(op):
                 continue
             self._erased.add(id(op))
             self._made.pop(op, None)

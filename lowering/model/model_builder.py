@@ -140,7 +140,7 @@ class _Builder:
                 self._program.values[op.results[0]] = self._program.number(op.operands[0])
             elif number in self._proposed.fixed and is_forwarding(op):
                 self._constraint(op, self._proposed.fixed[number][-1], times)
-            elif self._is_unwritten(op):
+            elif op.results and self._free_values.issuperset(op.results):
                 self._program.values.update(dict.fromkeys(op.results, FREE))
             elif number in self._proposed.fixed:
                 self._fixed(op, op.results, self._proposed.fixed[number], times)
@@ -188,21 +188,13 @@ class _Builder:
             self._ties[group] = self._model.add_value(ValueClass(member.shape or (), 0.0), 1.0)
         return self._ties[group]
 
-    def _is_unwritten(self, op: Op) -> bool:
-        """Whether an op is a constant that a rewrite put where all will be written, as a stack before its loop. Those
-        of the program itself have a rule. Each device makes it in whatever layout it is taken."""
-        return op.name == "stablehlo.constant" and self._free_values.issuperset(op.results)
-
     def _decide(self, op: Op, decision: Decision, times: float) -> None:
-        if self._free_values.issuperset(op.results):
-            self._program.values.update(dict.fromkeys(op.results, FREE))
-            return
         candidates, slots = self._candidates_here().of(op, decision), _slots(op)
         for use in reversed(op.results[0].uses if _is_recomputed(op) else []):
             self._new_value(op.results[0], times)
             self._program.recomputed[use] = self._program.values[op.results[0]]
             self._program.decided[self._program.numbers[op]] = self._add(candidates, times, slots, op.results, [use[0]])
-        if op.results[0] in self._program.values:
+        if any(result in self._program.values for result in op.results):
             return
         for result in op.results:
             self._new_value(result, times)

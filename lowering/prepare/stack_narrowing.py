@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import is_used
 from sdy_jax.ir.stored_shardings import LISTS, store_results
 from sdy_jax.ir.tensor_types import itemsize
 from sdy_jax.lowering.analysis.fusion import moves
@@ -67,7 +68,7 @@ def widen_stacks(converts: Iterable[Op]) -> list[Op]:
         for user in [use.owner.operation for use in made.uses]:
             if PARTIAL_ACCESS.get(user.name) == "read" and user.parent != op.mlir.parent:
                 _round_layer(user, op.mlir)
-        if not [*made.uses]:
+        if not is_used(made):
             unused.append(op)
     return unused
 

@@ -13,9 +13,9 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.collectives.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
+from sdy_jax.lowering.strategies.indexed_product import Precisions
 from sdy_jax.lowering.strategies.matrices import multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
-from sdy_jax.lowering.strategies.product_order import Precisions
 from sdy_jax.lowering.strategies.registry import (
     Strategy,
     open_precision,

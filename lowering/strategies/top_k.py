@@ -110,7 +110,7 @@ def approximate_strategies(op: Op, rule: OpShardingRule, passing: frozenset[int]
     searched, chosen = (frozenset(mapping[found.dim]) for mapping in (rule.mappings[0], rule.mappings[-1]))
     if searched == chosen or found.settings.get("aggregate_to_topk") != "true":
         # Of as many elements as there are the rule says that they pass; but they come in their order.
-        return [Strategy("on_blocks", passing - searched)]
+        return [Strategy("along_batches", passing - searched)]
     return candidate_strategies(op, rule, found.dim, passing)
 
 

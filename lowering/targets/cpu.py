@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Order
 from sdy_jax.lowering.targets.family import Family
-from sdy_jax.runtime.forms import Forms, OpForms
+from sdy_jax.runtime.forms import Forms
 
 _FLOP = 0.1
 """Guessed: replicated work competes for the same cores. With the value of accelerators the example's step on 2 x 4
@@ -14,6 +14,6 @@ virtual devices moved 0.96 of jit's bytes in 1.05 of its time, with this one 1.0
 CPU = Family(
     "cpu",
     compiler=Compiler(order=Order(runs_early=True), collectives=Collectives(buckets=frozenset())),
-    forms=Forms(OpForms(in_rows=True, in_order=True), at_once=True, apart=True),
+    forms=Forms(at_once=True, apart=True, in_rows=True, in_order=True),
     flop=_FLOP,
 )

@@ -7,7 +7,7 @@ from sdy_jax.lowering.targets.family import Arrays, Family
 from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
 from sdy_jax.lowering.targets.tiles import Copies
 from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.runtime.forms import Forms, OpForms
+from sdy_jax.runtime.forms import Forms
 
 ALLOCATED = 0.75
 """The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise. Published (JAX, "GPU
@@ -54,7 +54,7 @@ GPU = Family(
         collectives=Collectives(starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True),
     ),
     Arrays(copies=_copies),
-    Forms(OpForms(in_order=True)),
+    Forms(in_order=True),
     usual="h100",
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.

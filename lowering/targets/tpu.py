@@ -6,7 +6,7 @@ from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Ord
 from sdy_jax.lowering.targets.family import Arrays, Family
 from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
 from sdy_jax.lowering.targets.tiles import LANES, Copies, Tiles
-from sdy_jax.runtime.forms import Forms, OpForms
+from sdy_jax.runtime.forms import Forms
 
 _STACKED = frozenset(("all_gather", "collective_permute"))
 """Eight of them on eight chips, each alone and as a stack, by the compiler's estimate for v5e and the links' rates:
@@ -72,7 +72,7 @@ TPU = Family(
         Collectives(starts=_STARTED, combines=_COMBINED, buckets=_COMBINED | _STACKED, merges=True, along_lines=True),
     ),
     Arrays(Tiles(), _BFLOAT16, _copies),
-    Forms(OpForms(looked_up_apart=True, barriers_last=True), in_lanes=True, in_halves=True),
+    Forms(in_lanes=True, in_halves=True, looked_up_apart=True, barriers_last=True),
     usual="tpu v5e",
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.

@@ -27,7 +27,7 @@ from sdy_jax.calls.formats import (
 )
 from sdy_jax.calls.nan_checks import explained, op_by_op
 from sdy_jax.calls.out_of_memory import explain, is_of_memory
-from sdy_jax.calls.planned_call import PlannedCall
+from sdy_jax.calls.planned_call import PlannedCall, View
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.stages import lowered_arguments
@@ -87,7 +87,7 @@ class JittedFunction:
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            _, jitted, args, kwargs = self._ahead(args, kwargs, is_shown=True)
+            _, jitted, args, kwargs = self._ahead(args, kwargs, View.SHOWN)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
 
@@ -95,24 +95,19 @@ class JittedFunction:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several, is_lowered=True)
+            planned, jitted, args, kwargs = self._ahead(args, kwargs, View.ALONE if several else View.RUN)
             with collection_paused():
                 lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
         return ComparedLowered.of(lowered, planned.compare) if several else lowered
 
     def _ahead(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        is_alone: bool = False,
-        is_lowered: bool = False,
-        is_shown: bool = False,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
     ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
         """The plan of a call, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
         call = self._function.arguments(args, kwargs)
-        if is_lowered:
+        if view is not View.SHOWN:
             check_moves(call.given, call.mesh)
-        jitted = self._chosen(call, is_alone, is_ahead=True, is_shown=is_shown).jitted
+        jitted = self._chosen(call, view, is_ahead=True).jitted
         planned = self._function.planned(call)
         return planned, jitted, *lowered_arguments(call, planned)
 
@@ -120,7 +115,7 @@ class JittedFunction:
         """The traced program of a call on a mesh without devices."""
         plan = self._function.planned(call).plan
         dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan, call.mesh))
-        jitted = self._jitted_for(call.layouts, {}, call.mesh, is_alone=True)
+        jitted = self._jitted_for(call.layouts, {}, call.mesh, View.ALONE)
         traced: jax.stages.Traced = jitted.trace(*call.statics.merged(dynamic), **named, **dict(call.statics.named))
         return traced
 
@@ -205,9 +200,7 @@ class JittedFunction:
         moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))
         return DispatchChoice(moved, lasts=False)
 
-    def _chosen(
-        self, call: Arguments, is_alone: bool = False, is_ahead: bool = False, is_shown: bool = False
-    ) -> DispatchChoice:
+    def _chosen(self, call: Arguments, view: View = View.RUN, is_ahead: bool = False) -> DispatchChoice:
         """The jitted function for a call; ahead of one, that which says the shardings of results. Warns of arguments
         that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
@@ -216,7 +209,7 @@ class JittedFunction:
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
         shardings = self._shardings(call, is_ahead)
-        jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone, is_shown)
+        jitted = self._jitted_for(call.layouts, shardings, call.mesh, view)
         lasts = (not shardings or self._function.is_inner) and not self._function.has_several_meshes
         return DispatchChoice(jitted, lasts)  # other shapes may be better off on another mesh
 
@@ -251,22 +244,16 @@ class JittedFunction:
                 texts.append(f"{source}: {len(more)} more arguments are moved, {total} to a device (`plan.moves`)")
             warn_of(texts)
 
-    def _jitted_for(
-        self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, is_alone: bool, is_shown: bool = False
-    ) -> Any:
-        """The jitted function for arguments with these layouts.
-
-        `shardings`: what jit is told of those of arguments and results.
-        `is_alone`: other processes do not lower it.
-        `is_shown`: its jaxpr has what every device runs, where that could be found in the cache, too.
-        """
+    def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, view: View) -> Any:
+        """The jitted function for arguments with these layouts; `shardings` is what jit is told of those of arguments
+        and results."""
         leaves, tree = jax.tree.flatten(shardings)
-        key = (mesh, layouts, tree, tuple(leaves), is_alone, is_shown)
+        key = (mesh, layouts, tree, tuple(leaves), view)
         if key not in self._jitted:
             is_told = "out_shardings" in shardings
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                return self._run(args, kwargs, layouts, mesh, (is_alone, is_shown), is_told)
+                return self._run(args, kwargs, layouts, mesh, view, is_told)
 
             self._jitted[key] = self.jit(run, **shardings)
         return self._jitted[key]
@@ -292,21 +279,15 @@ class JittedFunction:
         kwargs: dict[str, Any],
         layouts: Layouts,
         mesh: AnyMesh,
-        seen: tuple[bool, bool],
+        view: View,
         is_told: bool,
     ) -> Any:
-        """The function that jit traces: it plans, then runs the per-device program on shards.
-
-        `seen`: `is_alone` and `is_shown`, as of `_jitted_for`.
-        `is_told`: jit knows how results are to lie, and itself reports donated buffers that are of no use.
-        """
+        """The function that jit traces: it plans, then runs the per-device program on shards. Where it `is_told`, jit
+        knows how results are to lie, and itself reports donated buffers that are of no use."""
         if is_run_for_its_ops():
             return op_by_op(self._function.fun, args, kwargs, mesh, self._function.name)
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
-        call = self._function.planned(arguments)
-        is_alone, is_shown = seen
-        call = call.alone if is_alone else call
-        call = call.shown if is_shown else call
+        call = self._function.planned(arguments).seen(view)
         donated = self._function.traced.donated(arguments)
         if donated and not is_told and self._function.options.out_shardings is not None:
             warn_of_unusable(call, mesh, donated)

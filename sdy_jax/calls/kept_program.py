@@ -22,7 +22,7 @@ from sdy_jax.annotate import regions
 from sdy_jax.jax_internals.contexts import lowering_options
 from sdy_jax.jax_internals.kept_lowering import lowered_apart, lowered_from, lowered_with_constants
 from sdy_jax.jax_internals.named_axes import in_manual_axes, without_named_axes
-from sdy_jax.plan.cache.emitted import EmittedEntry, EmittedProgram, LocalType
+from sdy_jax.plan.cache.emitted import EmittedEntry, EmittedProgram, LocalSignature, LocalType
 from sdy_jax.representation.mesh import AxisRef
 
 Local = Callable[..., tuple[jax.Array, ...]]
@@ -54,20 +54,21 @@ class KeptProgram:
     @cached_property
     def axes(self) -> Sequence[AxisRef]:
         """The axes that the program uses."""
-        return self._axes() if self.found is None else self.found.axes
+        return self._axes() if self.found is None else self.found.signature.axes
 
     def on(self, mesh: Any) -> Local:
         """The function of blocks on the mesh of a `shard_map`, as an op where its lowering is, or can be, kept."""
 
         def run(*blocks: Any) -> tuple[jax.Array, ...]:
             operands = tuple(map(_type_of, blocks))
-            if self.found is not None and self.found.operands == operands:
-                lowering = _Lowering(self, mesh, operands, self.found.results)
+            if self.found is not None and self.found.signature.operands == operands:
+                lowering = _Lowering(self, mesh, self.found.signature)
             else:
                 region = jax.make_jaxpr(self.emitted)(*blocks)
                 if without_named_axes(region.effects) or not all(map(_is_known, region.consts)):
                     return tuple(jaxpr_as_fun(region)(*blocks))
-                lowering = _Lowering(self, mesh, operands, tuple(map(_type_of, region.out_avals)), region)
+                signature = LocalSignature(tuple(self.axes), operands, tuple(map(_type_of, region.out_avals)))
+                lowering = _Lowering(self, mesh, signature, region)
             return tuple(kept_program_p.bind(*blocks, lowering=lowering))
 
         return run
@@ -88,8 +89,7 @@ class _Lowering:
 
     program: KeptProgram
     mesh: Any
-    operands: tuple[LocalType, ...]
-    results: tuple[LocalType, ...]
+    signature: LocalSignature
     region: Any = None
 
     def traced(self, avals: Sequence[Any]) -> Any:
@@ -105,12 +105,11 @@ class _Lowering:
         entry, found = self.program.entry, self.program.found
         if tuple(ctx.module_context.platforms) != (self.program.platform,) or lowering_options() != entry.options:
             return None
-        if found is not None and found.operands == self.operands:
+        if found is not None and found.signature.operands == self.signature.operands:
             return found.module
         made = lowered_apart(ctx, self.traced(ctx.avals_in), [x.type for x in xs])
         if made is not None:
-            axes = tuple(self.program.axes)
-            self.program.keep(EmittedProgram(axes, self.operands, self.results, made))
+            self.program.keep(EmittedProgram(self.signature, made))
         return made
 
 
@@ -138,14 +137,14 @@ def _batched(
     axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, lowering: _Lowering
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     """`vmap` maps what is emitted."""
-    types = list(map(_aval_of, lowering.operands))
+    types = list(map(_aval_of, lowering.signature.operands))
     batched = regions.batched(lowering.traced(types), axis_data, dims)
-    return jaxpr_as_fun(batched)(*values), [0] * len(lowering.results)
+    return jaxpr_as_fun(batched)(*values), [0] * len(lowering.signature.results)
 
 
 kept_program_p = Primitive("sdy_kept_program")
 kept_program_p.multiple_results = True
 kept_program_p.def_impl(lambda *blocks, lowering: lowering.program.emitted(*blocks))
-kept_program_p.def_abstract_eval(lambda *_, lowering: list(map(_aval_of, lowering.results)))
+kept_program_p.def_abstract_eval(lambda *_, lowering: list(map(_aval_of, lowering.signature.results)))
 mlir.register_lowering(kept_program_p, _lower)
 batching.fancy_primitive_batchers[kept_program_p] = _batched

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -20,7 +21,7 @@ from sdy_jax.calls.live_arguments import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import have_users, main_function
+from sdy_jax.ir.operations import is_used, main_function
 from sdy_jax.jax_internals.checks import effects_of_checks
 from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
@@ -53,6 +54,20 @@ def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:
     return replace(plan, collectives=(*plan.collectives, *found), planner=None)
 
 
+class View(Enum):
+    """How a call is looked at.
+
+    Attributes:
+        RUN: as it runs; all processes compare it.
+        ALONE: in one process, which the others do not wait for.
+        SHOWN: by its jaxpr, which has what every device runs, whether that is kept or not.
+    """
+
+    RUN = auto()
+    ALONE = auto()
+    SHOWN = auto()
+
+
 class PlannedCall:
     """A plan, called with the leaves of its arguments on a mesh.
 
@@ -80,6 +95,12 @@ class PlannedCall:
         """The call lowered, as `jax.jit` lowers it."""
         program = self.plan.program
         return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
+
+    def seen(self, view: View) -> PlannedCall:
+        """The same call, as it is looked at."""
+        if view is View.RUN:
+            return self
+        return self.alone if view is View.ALONE else self.shown
 
     @cached_property
     def alone(self) -> PlannedCall:
@@ -286,4 +307,4 @@ class PlannedCall:
     @cached_property
     def _have_users(self) -> list[bool]:
         """Per argument of the program's main function, whether an op takes it."""
-        return have_users(main_function(self.plan.program.module))
+        return [*map(is_used, main_function(self.plan.program.module).regions[0].blocks[0].arguments)]

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.tree_util import PyTreeDef
@@ -46,6 +46,8 @@ from sdy_jax.plan.warn import report_notes, too_large, warn_of
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.devices import device_kind
 from sdy_jax.runtime.function_mesh import checked_mesh
+
+T = TypeVar("T")
 
 OfDerivative = Callable[[Callable[..., Any], Options, str, Plan], Planned]
 """Partitions a function of a derivative, with options and a name, given the plan of the user's function."""
@@ -277,21 +279,26 @@ class PlannedFunction:
 
     def program(self, arguments: Arguments) -> Program:
         """The program of a call as it is traced; nothing is planned but what decides on it."""
-        with suppress(Undecided):
-            return self.traced.program(arguments)
-        self.planned(arguments)
-        return self.traced.program(arguments)
+        return self._once_decided(arguments, lambda: self.traced.program(arguments))
 
     def types_of_results(self, arguments: Arguments) -> Any:
         """What the function returns, on Auto axes; nothing is planned unless it leaves something to the planner, and
         what is known is not traced again."""
-        if (known := self.known(arguments)) is not None:
+
+        def found() -> Any:
+            if (known := self.known(arguments)) is None:
+                return self.traced.types_of_results(arguments)
             program = known.plan.program
             return jax.tree.unflatten(program.out_tree, program.out_info)
+
+        return self._once_decided(arguments, found)
+
+    def _once_decided(self, arguments: Arguments, found: Callable[[], T]) -> T:
+        """What is found of the traced function; where that leaves something to the planner, once a call is planned."""
         with suppress(Undecided):
-            return self.traced.types_of_results(arguments)
+            return found()
         self.planned(arguments)
-        return self.types_of_results(arguments)
+        return found()
 
     def inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""

@@ -39,9 +39,14 @@ TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 # Walks.
 
 
-def have_users(function: ir.Operation) -> list[bool]:
-    """Per argument of a function whether an op takes it."""
-    return [next(iter(argument.uses), None) is not None for argument in function.regions[0].blocks[0].arguments]
+def is_used(value: ir.Value) -> bool:
+    """Whether an op takes a value."""
+    return next(iter(value.uses), None) is not None
+
+
+def has_users(op: ir.Operation) -> bool:
+    """Whether an op takes one of an op's results."""
+    return any(map(is_used, op.results))
 
 
 def pre_order(op: ir.Operation) -> list[ir.Operation]:

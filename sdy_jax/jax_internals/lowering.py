@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import jax.numpy as jnp
 from jax._src import config
 from jax._src.core import jaxpr_const_args
 from jax.extend.core import jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 
@@ -23,6 +26,7 @@ def lowered_in_place(
 ) -> Sequence[Any]:
     """Lowers a jaxpr where an equation is lowered, with no function around it, in a module context like that of `ctx`;
     its constants are values there."""
+    dimensions = _in_own_width(ctx.dim_var_values)
     lowered, tokens = mlir.jaxpr_subcomp(
         context,
         jaxpr,
@@ -30,12 +34,19 @@ def lowered_in_place(
         ctx.tokens_in,
         constants,
         *xs,
-        dim_var_values=ctx.dim_var_values,
+        dim_var_values=dimensions,
         const_lowering=ctx.const_lowering,
         outer_traceback=ctx.traceback,
     )
     ctx.set_tokens_out(tokens)
     return lowered  # type: ignore[no-any-return]
+
+
+def _in_own_width(dimensions: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """The platform's index and the symbolic sizes, which jax passes to all that it lowers as integers of the default
+    width; they come in that of the code around, where 64-bit types may be off."""
+    width = ir.RankedTensorType.get([], mlir.dtype_to_ir_type(jnp.result_type(int)))
+    return [value if value.type == width else stablehlo.convert(width, value) for value in dimensions]
 
 
 def listed_replica_groups() -> AbstractContextManager[Any]:

@@ -37,7 +37,7 @@ NEWER: dict[str, RuleFunction] = {}
 WRITTEN_BY_JAX: dict[str, Callable[[Op], OpShardingRule | None]] = {}
 """By op name, the rule that jax itself writes on such an op when it lowers it. It says no more than ours does."""
 
-_INSTALLED_IS_NEW = jaxlib.version.__version_info__ >= (0, 12)
+INSTALLED_IS_NEW = jaxlib.version.__version_info__ >= (0, 12)
 """Whether Shardy has the newer rules there. Given: jaxlib 0.11.2 has still the others, but for one."""
 
 _READS_NEIGHBOURS: set[str] = set()
@@ -185,7 +185,7 @@ class RuleBook:
 
 def _is_new(compat: Compat) -> bool:
     """Whether Shardy's rules are those of jaxlib 0.12 and later."""
-    return compat == "shardy-0.12" or (compat == "shardy" and _INSTALLED_IS_NEW)
+    return compat == "shardy-0.12" or (compat == "shardy" and INSTALLED_IS_NEW)
 
 
 def _has_static_tensors(op: Op) -> bool:

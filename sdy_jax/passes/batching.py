@@ -15,7 +15,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import named
+from sdy_jax.ir.operations import has_users, named
 from sdy_jax.op_rules import Compat
 from sdy_jax.op_rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 from sdy_jax.passes.ramps import At, Ramps
@@ -230,7 +230,7 @@ def _erase_unused(ops: Sequence[Op], starts: Sequence[Op]) -> None:
     while waiting:
         op = ops[max(waiting)]
         waiting.remove(numbers[op])
-        if not is_removable(op) or any(True for result in op.mlir.results for _ in result.uses):
+        if not is_removable(op) or has_users(op.mlir):
             continue
         waiting |= {numbers[producer] for v in op.operands if (producer := v.defining_op) is not None}
         op.mlir.erase()

@@ -1,7 +1,8 @@
 """The dialect's attributes that explain shardings, as one propagation pass writes them, and without them.
 
 These are `propagation_edges` and `sharding_origins`; the sunk ones are those of data-flow edges at the ops that these
-belong to.
+belong to. They are written as the jaxlib that is installed writes them: that of 0.12 says of a data-flow edge what came
+from each source, and nothing of axes without an origin; sunk origins have an entry for each value of an op there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries
+from sdy_jax.op_rules.registry import INSTALLED_IS_NEW
 from sdy_jax.passes.propagation_edges import PROPAGATION_EDGES, SUNK_EDGES, next_step, write_edges
 from sdy_jax.passes.sharding_origins import SHARDING_ORIGINS, SUNK_ORIGINS, Origins
 from sdy_jax.passes.transfers import transfers
@@ -49,6 +51,7 @@ class DebugInfo:
 
 def sink_attributes(op: ir.Operation, edges: Sequence[ir.Operation | None], side: str, name: str) -> None:
     """Moves attribute `name` of edge ops to the data-flow op that they belong to, as an array of those that have it.
+    Where jaxlib 0.12 writes an entry for each value, so does this, unless it could not be parsed: records of no steps.
 
     Args:
       op: the data-flow op.
@@ -57,7 +60,15 @@ def sink_attributes(op: ir.Operation, edges: Sequence[ir.Operation | None], side
       name: `PROPAGATION_EDGES` or `SHARDING_ORIGINS`.
     """
     found = [edge.attributes[name] for edge in edges if edge is not None and name in edge.attributes]
+    if INSTALLED_IS_NEW and name == SHARDING_ORIGINS:
+        found = [_origins_of(edge, op.context) for edge in edges]
     op.attributes[f"sdy.{side}_{name.removeprefix('sdy.')}"] = ir.ArrayAttr.get(found, op.context)
+
+
+def _origins_of(edge: ir.Operation | None, context: ir.Context) -> ir.Attribute:
+    if edge is None or SHARDING_ORIGINS not in edge.attributes:
+        return ir.DictAttr.get({}, context)
+    return edge.attributes[SHARDING_ORIGINS]
 
 
 def remove_propagation_debug_info(module: ir.Operation) -> None:

@@ -13,6 +13,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.ir.stored_shardings import entries_of, set_entry
+from sdy_jax.op_rules.registry import INSTALLED_IS_NEW
 from sdy_jax.passes.transfers import Transfer
 from sdy_jax.propagation.value_ids import EDGES
 from sdy_jax.representation.attributes import propagation_edges_to_attribute, sharding_from_attribute
@@ -46,12 +47,13 @@ def _edge_texts(op: ir.Operation) -> Iterator[str]:
 def write_edges(found: Iterable[Transfer]) -> None:
     """Stores transfers at their ops. Those at main's return all go to result 0, as in Shardy.
 
-    The dialect lets a data-flow edge speak of its own operand only: what other sources took part in is left out.
+    Before jaxlib 0.12 the dialect lets a data-flow edge speak of its own operand only: what other sources took part in
+    is left out.
     """
     by_op: dict[Op, dict[tuple[AxisRef, EdgeValue, EdgeValue], int]] = {}
     for t in found:
         source, target = (t.source, t.target)
-        if t.op.name in EDGES and max(source.index, target.index) > 0:
+        if not INSTALLED_IS_NEW and t.op.name in EDGES and max(source.index, target.index) > 0:
             continue
         if t.op.name == "func.return":
             source, target = EdgeValue(source.side, 0), EdgeValue(target.side, 0)

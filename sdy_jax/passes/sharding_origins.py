@@ -13,6 +13,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import post_order
 from sdy_jax.ir.stored_shardings import set_entry
+from sdy_jax.op_rules.registry import INSTALLED_IS_NEW
 from sdy_jax.passes.transfers import Transfer
 from sdy_jax.propagation.sharded_values import FunctionResult
 from sdy_jax.propagation.value_ids import EDGES, NO_VALUE, ValueIds
@@ -24,7 +25,8 @@ from sdy_jax.representation.sharding import TensorSharding
 SHARDING_ORIGINS = "sdy.sharding_origins"
 ORIGIN_NAME = "sdy.sharding_origin_name"
 SUNK_ORIGINS = ("sdy.block_arg_sharding_origins", "sdy.result_sharding_origins")
-_NO_ORIGIN = ": 0"  # Shardy's text for an axis that came from a value of which it knows no origin
+_NO_ORIGIN = None if INSTALLED_IS_NEW else ": 0"
+"""Shardy's text for an axis that came from a value of which it knows no origin; jaxlib 0.12 writes none."""
 _CONSTRAINT = "sdy.sharding_constraint"
 _MANUAL = "sdy.manual_computation"
 
@@ -89,7 +91,8 @@ class Origins:
         for t in found:
             source, target = self._returned_value_id(t.source_place), self._returned_value_id(t.target_place)
             origin = self._origin(source, t.axis)
-            self._known.setdefault(target, {}).setdefault(t.axis, origin)
+            if origin is not None:
+                self._known.setdefault(target, {}).setdefault(t.axis, origin)
 
     def _returned_value_id(self, value_id: int) -> int:
         """A result attribute counts as the value that is returned."""
@@ -98,7 +101,7 @@ class Origins:
             return self._value_ids.of(where.function.blocks[0].terminator.operands[where.index])
         return value_id
 
-    def _origin(self, value_id: int, axis: AxisRef) -> str:
+    def _origin(self, value_id: int, axis: AxisRef) -> str | None:
         known = self._known.get(value_id, {})
         if axis in known:
             return known[axis]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -86,6 +86,14 @@ def draw(seed: int) -> Case:
     case.loss_has_aux, case.aux_moves = has_loss and flip(), flip()
     case.kinds = KINDS[int(rng.choice(len(KINDS), p=[0.5, 0.3, 0.1, 0.1]))]
     return case
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    """What may matter of a case together with another option; of counts whether they are one, a few or more."""
+    found = {each.name: getattr(case, each.name) for each in fields(case) if each.name not in ("seed", "options")}
+    rows = case.batch // case.options["microbatches"]
+    counts = {"layers": min(case.layers, 4) // 2, "microbatches": min(case.options["microbatches"], 3)}
+    return found | case.options | counts | {"batch": rows}
 
 
 def arrays(case: Case) -> dict[str, Any]:

@@ -33,10 +33,10 @@ def arguments(mesh):
     return jax.device_put((params, x), jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS))
 
 
-def exported(kind, **options):
+def exported(kind, platforms=None, **options):
     """The function after it was written and read."""
     f = sdy.partition(step, mesh=mesh_of(kind), in_shardings=SPECS, out_shardings={"loss": P(), "w": P("a", "b")})
-    return export.deserialize(export.export(f)(*arguments(mesh_of(kind))).serialize(**options))
+    return export.deserialize(export.export(f, platforms=platforms)(*arguments(mesh_of(kind))).serialize(**options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,6 +61,14 @@ def test_derivatives_are_exported_too():
     found = jax.jit(jax.grad(lambda params, x: read.call(params, x)["loss"]))(*arguments(mesh))
     expected = jax.grad(lambda params, x: step(params, x)["loss"])({"w": X}, X)
     np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_file_for_several_platforms(kind):
+    read = exported(kind, platforms=("cpu", "cuda", "tpu"))
+    assert read.platforms == ("cpu", "cuda", "tpu")
+    found, expected = read.call(*arguments(mesh_of(kind))), step({"w": X}, X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
 def test_an_exported_function_is_partitioned_again_when_it_is_loaded(tmp_path):

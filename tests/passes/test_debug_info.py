@@ -30,7 +30,7 @@ CASES = [
         ("manual", "barrier", "group", "while", "priority"),
     ),
 ]
-needs_oracle = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="jaxlib 0.12 leaves steps of edges out")
+IS_NEW = jax.__version_info__ >= (0, 12)
 
 
 def ours(text, passes):
@@ -123,7 +123,7 @@ def test_an_edge_between_other_sources_is_left_out_where_the_dialect_cannot_say_
     }"""
     found = ours(text, f"sdy-add-data-flow-edges,sdy-user-priority-propagate{{{BOTH}}}")
     (edge,) = [line for line in found.splitlines() if line.startswith("sdy.data_flow_edge")]
-    assert "operand-1" not in edge and "sharding_origins': '{a = \"input: 1\"}" in edge
+    assert ("operand-1" in edge) is IS_NEW and "sharding_origins': '{a = \"input: 1\"}" in edge
 
 
 TWICE = """
@@ -188,7 +188,9 @@ def compare(seed):
 
 
 def agree(found, expected):
-    """Whether the oracle says what we say. For an axis of unknown origin (`": 0"`) it says anything."""
+    """Whether the oracle says what we say. For an axis of unknown origin (`": 0"`) it says anything; the records of no
+    steps that jaxlib 0.12 prints, it does not parse."""
+    expected = re.sub(r"(?<=[\[ ])#sdy.propagation_edges<\[\]>(, )?", "", expected).replace(">, ]", ">]")
     return re.fullmatch(re.escape(found).replace(re.escape('": 0"'), '"[^"]*"'), expected) is not None
 
 
@@ -211,12 +213,10 @@ def fuzz(seed):
     return {"oracle": check([seed])}
 
 
-@needs_oracle
 def test_random_programs_are_explained_as_the_oracle_explains_them():
     assert check(set(range(13)) - UNLIKE.keys()) > 18
 
 
-@needs_oracle
 @pytest.mark.slow
 def test_many_random_programs_are_explained_as_the_oracle_explains_them():
     assert check(range(1000, 1300)) > 600

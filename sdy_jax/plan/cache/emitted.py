@@ -51,28 +51,24 @@ class LocalType(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EmittedProgram:
-    """What every device runs.
+class LocalSignature:
+    """What a caller has to know of a per-device program.
 
     Attributes:
         axes: the axes that the program uses, parts of axes among them.
         operands, results: the types of what it takes and returns on one device.
-        module: MLIR's bytecode.
     """
 
     axes: tuple[AxisRef, ...]
     operands: tuple[LocalType, ...]
     results: tuple[LocalType, ...]
+
+
+class EmittedProgram(NamedTuple):
+    """What every device runs: its signature, and MLIR's bytecode."""
+
+    signature: LocalSignature
     module: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What is JSON of an entry."""
-
-    axes: tuple[AxisRef, ...]
-    operands: tuple[LocalType, ...]
-    results: tuple[LocalType, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +108,11 @@ class EmittedEntry:
             return None
         try:
             first, _, module = zlib.decompress(checked_entry(self.key, data)).partition(b"\n")
-            said: _Said = Reader(()).read(_Said, json.loads(first))
+            signature: LocalSignature = Reader(()).read(LocalSignature, json.loads(first))
         except (BrokenEntry, ValueError, zlib.error):
             self.folder.remove(self.key + MODULE)
             return None
-        return EmittedProgram(said.axes, said.operands, said.results, module)
+        return EmittedProgram(signature, module)
 
     def write(self, program: EmittedProgram) -> None:
         """Keeps a program.
@@ -124,8 +120,8 @@ class EmittedEntry:
         Raises:
             OSError: it cannot be written.
         """
-        said = Writer().written(_Said(program.axes, program.operands, program.results))
-        packed = zlib.compress(json.dumps(said).encode() + b"\n" + program.module, 1)
+        signature = json.dumps(Writer().written(program.signature))
+        packed = zlib.compress(signature.encode() + b"\n" + program.module, 1)
         self.folder.write(self.key + MODULE, sealed_entry(self.key, packed))
 
 

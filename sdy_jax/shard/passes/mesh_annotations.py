@@ -23,7 +23,7 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.operations import module_meshes, module_of, pre_order
+from sdy_jax.ir.operations import is_used, module_meshes, module_of, pre_order
 from sdy_jax.passes.inline_calls import inline_functions
 from sdy_jax.representation.attributes import mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh
@@ -158,7 +158,7 @@ def _resolved(module: ir.Operation, ops: list[DialectOp], devices: Devices) -> d
 def _drop_unused(module: ir.Operation, ops: list[DialectOp]) -> None:
     """Removes shardings that nothing has any more, and the dialects' meshes, except for those that ops are about."""
     for op in reversed(ops):
-        if op.name in ("sharding", "get_sharding") and not any(True for _ in op.result.uses):
+        if op.name in ("sharding", "get_sharding") and not is_used(op.result):
             op.operation.erase()
     left = _ops_of(module)
     used = {(op.dialect, op.mesh) for op in left if "mesh" in op.values}

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.operations import module_of, pre_order
+from sdy_jax.ir.operations import has_users, is_used, module_of, pre_order
 from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes
 from sdy_jax.shard.passes.mesh_queries import IndexValues
 from sdy_jax.shard.stated_shardings import defining
@@ -53,7 +53,7 @@ def _sweep(module: ir.Operation) -> bool:
     for op in reversed(useless):
         op.erase()
     for op in orphans:
-        if not _is_used(op):
+        if not has_users(op):
             op.erase()
     return bool(useless)
 
@@ -69,7 +69,7 @@ def _simplify(op: ir.Operation, meshes: Mapping[ir.Operation, MeshBySymbol]) -> 
     for result, value in zip(op.results, values, strict=False):
         if value is not None:
             result.replace_all_uses_with(value)
-    return bool(values) and not _is_used(op)
+    return bool(values) and not has_users(op)
 
 
 def _simpler(op: DialectOp, meshes: Mapping[ir.Operation, MeshBySymbol]) -> Values:
@@ -80,10 +80,6 @@ def _simpler(op: DialectOp, meshes: Mapping[ir.Operation, MeshBySymbol]) -> Valu
         if values := simplification(op, mesh):
             return values
     return ()
-
-
-def _is_used(op: ir.Operation) -> bool:
-    return any(True for result in op.results for _ in result.uses)
 
 
 def _collective(value: ir.Value) -> ir.Operation | None:
@@ -107,7 +103,7 @@ def _alone(op: DialectOp, mesh: DeviceMesh) -> Values:
 
 def _known_sizes(op: DialectOp, mesh: DeviceMesh) -> Values:
     sizes = [mesh.shape[axis] for axis in op["axes"] or range(mesh.rank)]
-    wanted = [any(True for _ in result.uses) for result in op.operation.results]
+    wanted = map(is_used, op.operation.results)
     known = [size if is_wanted else None for size, is_wanted in zip(sizes, wanted, strict=True)]
     return [None if size is None else IndexValues(op.operation).value(size) for size in known]
 

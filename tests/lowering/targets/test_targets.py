@@ -21,7 +21,7 @@ from sdy_jax.lowering.targets.registry import FAMILIES, device_memory, family_of
 from sdy_jax.lowering.targets.target import Target, forms_for
 from sdy_jax.lowering.targets.tiles import Copies, Tiles
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.runtime.forms import Forms, OpForms
+from sdy_jax.runtime.forms import Forms
 
 KIB = 1024
 
@@ -82,7 +82,7 @@ def test_a_form_is_taken_by_all_whose_compiler_takes_it_best(monkeypatch):
     x = jnp.ones(4)
     (known,) = branches_of(lambda y: not_before(y, y, otherwise=jnp.add), x)
     monkeypatch.setattr("sdy_jax.lowering.targets.registry.FAMILIES", FAMILIES.copy())
-    register(Family("slate", forms=Forms(OpForms(barriers_last=True))))
+    register(Family("slate", forms=Forms(barriers_last=True)))
     (now,) = branches_of(lambda y: not_before(y, y, otherwise=jnp.add), x)
     assert known == (("tpu",), None) and now == (("tpu", "slate"), None)
 
