@@ -5,9 +5,9 @@ that has nothing to do in a row computes all the same, and what it makes is drop
 may hold collectives, and a permute in which some devices of the mesh take no part never ends on CPUs (jaxlib 0.10.2).
 Where a stage is one device, it does skip.
 
-A trip of a loop begins by sending what the last forward row has made, which travels beside the trip's backward row; what
-that makes is sent at once, and travels beside the trip's forward row. Rows that no stage sends before, or after, are
-in loops of their own (`Table.segments`).
+A trip of a loop begins by sending what the last forward row has made, which travels beside the trip's backward row;
+what that makes is sent at once, and travels beside the trip's forward row. Rows that no stage sends before, or after,
+are in loops of their own (`Table.segments`).
 """
 
 from __future__ import annotations
