@@ -66,11 +66,13 @@ def _check_several_devices(has_aux: bool, region: Region) -> None:
     start = "pipeline: layers are different functions, a stage has several devices, each with its rows, and "
     if has_aux:
         raise UnsupportedError(
-            f"{start}has_aux=True: how auxiliary results of parts of the rows are to be joined is not known; to fix: let "
-            "activations carry them, in an array with the batch first"
+            f"{start}has_aux=True: how auxiliary results of parts of the rows are to be joined is not known; to fix: "
+            "let activations carry them, in an array with the batch first"
         )
     if region.around is not None:
-        raise UnsupportedError(f"{start}the mesh has Explicit axes; to fix: make it with axis_types=(AxisType.Auto, ...)")
+        raise UnsupportedError(
+            f"{start}the mesh has Explicit axes; to fix: make it with axis_types=(AxisType.Auto, ...)"
+        )
 
 
 class _Branch:
@@ -109,7 +111,7 @@ class _Chosen:
         self._branches, self._has_key, self._region = branches, has_key, region
 
     def __call__(self, weights: tuple[Any, Any], x: Any, *rest: Any) -> Any:
-        chosen, own = weights
+        own = weights[1]
         if len(self._branches) == 1:
             return self._branches[0](own, x, *rest)
         made = [types_of(branch, own, x, *rest) for branch in self._branches]

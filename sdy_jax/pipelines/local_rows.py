@@ -43,7 +43,7 @@ class LocalRows:
         """In the code around, over the axes as far as they divide the rows, in the order of the mesh."""
         mesh = jax.sharding.get_abstract_mesh()
         others = tuple(name for name in mesh.axis_names if name != axis and name not in mesh.manual_axes)
-        over, parts = [], 1
+        over, parts = list[str](), 1
         for name in others:
             if rows % (parts * mesh.shape[name]) == 0:
                 over, parts = [*over, name], parts * mesh.shape[name]
