@@ -179,7 +179,7 @@ def test_verify_compares_the_program_with_the_number_taken() -> None:
 
 @pytest.mark.more("vmap")
 def test_vmap_of_such_pipelines() -> None:
-    """Inside of the partitioned function, where the number is the best for all of it, and of a function with its own."""
+    """Inside of the partitioned function, whose number is the best for all of it, and of one that has its own."""
     xs = np.stack([X, 2 * X])
     wanted = jax.vmap(jax.value_and_grad(scanned), (None, 0))(W, xs)
     inside = of(jax.vmap(trained([2, 8]), (None, 0)), in_shardings=(P("stage"), P()), costs=BUSY)
