@@ -13,22 +13,28 @@ from sdy_jax.errors import ArgumentError, UnsupportedError
 from sdy_jax.pipelines.checks import check_same_length, check_same_types, leaves_of
 from sdy_jax.pipelines.explicit_types import entries_of
 from sdy_jax.pipelines.jaxprs import types_of
+from sdy_jax.pipelines.local_rows import LocalRows
 from sdy_jax.pipelines.packed_layers import PackedLayers, PackedTree
+from sdy_jax.pipelines.region import Region
 from sdy_jax.pipelines.user_functions import strong
 
 Layer = Callable[..., Any]
 
 
-def as_one(layer: Layer | Sequence[Layer], weights: Any, has_aux: bool, alone: bool) -> tuple[Layer, Any]:
+def as_one(
+    layer: Layer | Sequence[Layer], weights: Any, has_aux: bool, has_key: bool, region: Region
+) -> tuple[Layer, Any]:
     """One layer and a stack of weights, of a function, or of one per layer.
 
     Args:
         layer, weights, has_aux: as the user gave them.
-        alone: whether a stage is one device.
+        has_key: whether the last argument of functions is a random key.
+        region: where they run.
 
     Raises:
         ArgumentError: there are not as many functions as layers, or they return other types than each other.
-        UnsupportedError: functions differ, and a stage has several devices.
+        UnsupportedError: functions differ, a stage has several devices, and the axes are Explicit, or functions return
+            auxiliary results.
     """
     packed = isinstance(weights, PackedLayers)
     if callable(layer):
@@ -44,18 +50,29 @@ def as_one(layer: Layer | Sequence[Layer], weights: Any, has_aux: bool, alone: b
     distinct = list(dict.fromkeys(every))
     if len(distinct) == 1 and not packed:
         return layer[0], weights
-    if len(distinct) > 1 and not alone:
-        raise UnsupportedError(_SEVERAL_DEVICES)
+    if len(distinct) > 1 and not region.alone:
+        _check_several_devices(has_aux, region)
     firsts = [every.index(each) for each in distinct]
     branches = [_Branch(f"layer[{n}]", *each, has_aux) for n, each in zip(firsts, distinct, strict=True)]
     chosen = np.array([distinct.index(each) for each in every], np.int32)
-    return _Chosen(branches), (chosen, weights.arrays if packed else weights)
+    return _Chosen(branches, has_key, region), (chosen, weights.arrays if packed else weights)
 
 
-_SEVERAL_DEVICES = (
-    "pipeline: layers are different functions, and a stage has several devices: what these exchange in a branch that "
-    "other stages do not take may never end; to fix: a mesh on which all other axes have size one, or one function"
-)
+def _check_several_devices(has_aux: bool, region: Region) -> None:
+    """
+    Raises:
+        UnsupportedError: functions that differ cannot run on the devices of a stage.
+    """
+    start = "pipeline: layers are different functions, a stage has several devices, each with its rows, and "
+    if has_aux:
+        raise UnsupportedError(
+            f"{start}has_aux=True: how auxiliary results of parts of the rows are to be joined is not known; to fix: "
+            "let activations carry them, in an array with the batch first"
+        )
+    if region.around is not None:
+        raise UnsupportedError(
+            f"{start}the mesh has Explicit axes; to fix: make it with axis_types=(AxisType.Auto, ...)"
+        )
 
 
 class _Branch:
@@ -84,13 +101,17 @@ class _Branch:
 
 
 class _Chosen:
-    """A layer that runs one of some functions."""
+    """A layer that runs one of some functions.
 
-    def __init__(self, branches: Sequence[_Branch]):
-        self._branches = branches
+    Its backward pass runs the function once more, from the activations: what a branch keeps is copied, weights too, and
+    a place is kept for what each of the functions does.
+    """
+
+    def __init__(self, branches: Sequence[_Branch], has_key: bool, region: Region):
+        self._branches, self._has_key, self._region = branches, has_key, region
 
     def __call__(self, weights: tuple[Any, Any], x: Any, *rest: Any) -> Any:
-        chosen, own = weights
+        own = weights[1]
         if len(self._branches) == 1:
             return self._branches[0](own, x, *rest)
         made = [types_of(branch, own, x, *rest) for branch in self._branches]
@@ -100,7 +121,26 @@ class _Chosen:
                 raise ArgumentError(
                     f"pipeline: {branch.name} and {self._branches[0].name} return auxiliary results of different types"
                 )
+        return jax.checkpoint(self._run)(weights, x, *rest)
+
+    def _run(self, weights: tuple[Any, Any], x: Any, *rest: Any) -> Any:
+        if self._region.alone:
+            return self._switch(weights, x, rest)
+        count = len(rest) - self._has_key
+        extra, keys = list(rest[:count]), list(rest[count:])
+        rows = LocalRows.of(jax.tree.leaves(x)[0].shape[0], self._region.axis)
+        for branch in self._branches:
+            rows.check(branch.name, _of_lists(branch), weights[1], x, extra, keys)
+        whole = lambda weights, x, extra, keys: self._switch(weights, x, (*extra, *keys))  # noqa: E731
+        return rows.run(whole, weights, x, extra, keys)
+
+    def _switch(self, weights: tuple[Any, Any], x: Any, rest: Sequence[Any]) -> Any:
+        chosen, own = weights
         return lax.switch(chosen, [_with_strong_results(branch) for branch in self._branches], own, x, *rest)
+
+
+def _of_lists(branch: _Branch) -> Layer:
+    return lambda weights, x, extra, keys: branch(weights, x, *extra, *keys)
 
 
 def _type(x: Any) -> tuple[Any, ...]:

@@ -5,8 +5,9 @@ that has nothing to do in a row computes all the same, and what it makes is drop
 may hold collectives, and a permute in which some devices of the mesh take no part never ends on CPUs (jaxlib 0.10.2).
 Where a stage is one device, it does skip.
 
-What a forward row makes is sent at once, so that it travels beside the trip's backward row; what a backward row makes
-is sent when the next trip begins, beside its forward row.
+A trip of a loop begins by sending what the last forward row has made, which travels beside the trip's backward row;
+what that makes is sent at once, and travels beside the trip's forward row. Rows that no stage sends before, or after,
+are in loops of their own (`Table.segments`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sdy_jax.pipelines.slots import Slots
 State = dict[str, Any]
 """What goes from trip to trip, by name; what a run does not ask for is not there:
 
-* `up`, `down`: activations that have arrived, cotangents that are to be sent;
+* `up`, `down`: activations that are to be sent, cotangents that have arrived;
 * `kept`, `deferred`: what forward rows keep for backward rows, and these for rows of weights, by slot;
 * `outs`, `aux`: results by microbatch, auxiliary ones by round and microbatch;
 * `results`, `loss`: results by slot, which wait for their loss; the mean of losses so far;
@@ -91,18 +92,20 @@ class Executor:
     def run(self, state: State, columns: Sequence[Any], segments: Sequence[Sequence[Trip]]) -> State:
         """The state after some segments, whose columns are given as arrays of shape (trips, rows, columns)."""
         for each, trips in zip(columns, segments, strict=True):
-            kinds = [row.kind for row in trips[0]]
-            state, _ = lax.scan(partial(self._trip, kinds), state, each)
+            state, _ = lax.scan(partial(self._trip, trips[0]), state, each)
         return state
 
-    def _trip(self, kinds: Sequence[Kind], state: State, rows: Any) -> tuple[State, None]:
-        if Kind.BACKWARD in kinds:
-            with jax.named_scope(scope_of(Kind.BACKWARD)):
-                state = state | {"down": self._sent(state["down"], -1)}
-        for i, kind in enumerate(kinds):
+    def _trip(self, like: Trip, state: State, rows: Any) -> tuple[State, None]:
+        crossing = {row.kind for row in like if row.crosses}
+        if Kind.FORWARD in crossing:
+            with jax.named_scope(scope_of(Kind.FORWARD)):
+                state = state | {"up": self._sent(state["up"], 1)}
+        for i, kind in enumerate(row.kind for row in like):
             cell = Cell(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
             with jax.named_scope(scope_of(kind)):
                 state = state | _ROWS[kind](self, state, cell)
+                if kind is Kind.BACKWARD and kind in crossing:
+                    state = state | {"down": self._sent(state["down"], -1)}
         return state, None
 
     @property
@@ -115,7 +118,7 @@ class Executor:
         x = [jnp.where(is_first, at(b, cell.microbatch), up) for b, up in zip(self.batch, state["up"], strict=True)]
         run = partial(self._group.forward, cell)
         y, aux, kept = self._guarded(cell.active, run, x, state.get("aux", []), state.get("kept", []))
-        changes: State = {"up": self._sent(y, 1), "aux": aux, "kept": kept}
+        changes: State = {"up": y, "aux": aux, "kept": kept}
         is_last = self._is_last(cell)
         if "outs" in state:
             changes["outs"] = put(state["outs"], y, is_last, cell.microbatch)
@@ -156,7 +159,7 @@ class Executor:
         count = self.table.stages
         targets = [(s, (s + step) % count) for s in range(count)]
         pairs = targets if self.table.rounds > 1 else [(a, b) for a, b in targets if b - a == step]
-        return [lax.ppermute(x, self.axis, pairs) if pairs else x for x in leaves]
+        return [lax.ppermute(x, self.axis, pairs) for x in leaves] if count > 1 else leaves
 
     def _is_last(self, cell: Cell) -> Any:
         return (cell.group == self.grouping.groups - 1) & cell.active

@@ -128,7 +128,7 @@ def pipeline(
     microbatches = _microbatches(axis, x, extra, targets, microbatches)
     region, rounds = region_of(axis, mesh), rounds_of(schedule, rounds)
     table = pipeline_schedule(schedule, region.stages, microbatches, rounds)
-    layer, weights = as_one(layer, weights, has_aux, region.alone)
+    layer, weights = as_one(layer, weights, has_aux, key is not None, region)
     stacked = leaves_of(weights, "weights")
     check_summed(stacked)
     layers = check_same_length(stacked, "the number of layers")

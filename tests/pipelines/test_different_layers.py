@@ -14,6 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.pipelines.rows_alike import where_rows_mix
 from sdy_jax.pipelines.schedules.tables import SCHEDULES
 
 WIDTH = 8
@@ -35,6 +36,10 @@ def scaled(w: Any, x: Any) -> Any:
 
 def rotated(w: Any, x: Any) -> Any:
     return x @ w[0] + w[1] * x
+
+
+def mean_of_rows(w: Any, x: Any) -> Any:
+    return x - x.mean(0)
 
 
 LAYERS = [mlp, scaled, mlp, rotated]
@@ -119,9 +124,70 @@ def test_what_is_refused(message: str) -> None:
         jax.jit(partial(sdy.pipeline, WRONG[message][0], mesh=mesh_of(stage=4)))(WRONG[message][1], X)
 
 
-def test_stages_of_several_devices_run_one_function() -> None:
-    with pytest.raises(sdy.UnsupportedError, match="layers are different functions, and a stage has several devices"):
-        piped(sdy.pack_layers(TREES), X, mesh=mesh_of(stage=4, data=2))
+@pytest.mark.dear
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stages_of_several_devices(schedule: str) -> None:
+    """Each device runs the functions for its rows; gradients of weights are summed once, behind the loop."""
+    wanted = jax.value_and_grad(one_by_one, (0, 1))(TREES, X)
+    packed, mesh = sdy.pack_layers(TREES), mesh_of(stage=2, data=2, model=2)
+    step = sdy.partition(
+        jax.value_and_grad(partial(piped, schedule=schedule), (0, 1)), mesh=mesh, in_shardings=(P("stage"), P("data"))
+    )
+    value, (slopes, x) = step(packed, X)
+    agree((value, ([slopes.layer(n) for n in range(4)], x)), wanted)
+    sums = [each for each in step.plan(packed, X).collectives if "data" in str(each.axes)]
+    large = [each for each in sums if each.total_wire_bytes > 8 * WIDTH * 4]
+    assert {each.times for each in large} == {1}
+
+
+@pytest.mark.more("what functions read beside the activations, on several devices")
+@pytest.mark.parametrize("sizes", [{"stage": 4, "data": 2}, {"stage": 2, "other": 3}], ids=str)
+def test_what_functions_read_on_several_devices(sizes: dict[str, int]) -> None:
+    """Arrays that they close over, extra inputs; rows that an axis does not divide are computed on all of it."""
+    weights, mask, scale = drawn(4, WIDTH, WIDTH), drawn(*X.shape), np.full(WIDTH, 1.5, np.float32)
+
+    def total(run: Any, w: Any, x: Any, scale: Any, mask: Any) -> Any:
+        first, second = lambda w, x, m: jnp.tanh(x @ w) * scale + m, lambda w, x, m: x * w[0] + m * scale
+        return jnp.sum(run([first, second] * 2, w, x, mask) ** 2)
+
+    def plain(layers: Any, w: Any, x: Any, mask: Any) -> Any:
+        for n, each in enumerate(layers):
+            x = each(w[n], x, mask)
+        return x
+
+    mesh, given = mesh_of(**sizes), (weights, X, scale, mask)
+    ours = jax.value_and_grad(partial(total, partial(sdy.pipeline, microbatches=4, mesh=mesh)), (0, 1, 2, 3))
+    wanted = jax.value_and_grad(partial(total, plain), (0, 1, 2, 3))(*given)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), jax.jit(ours)(*given), wanted)
+
+
+def test_keys_on_several_devices() -> None:
+    """Each part of the rows draws numbers of its own."""
+    draw = lambda w, x, key: x + jax.random.uniform(key, x.shape)  # noqa: E731
+    found = sdy.pipeline(
+        [draw, lambda w, x, key: 2 * x], drawn(2, 1), X * 0, key=jax.random.key(0), microbatches=1,
+        mesh=mesh_of(stage=2, data=4),
+    )  # fmt: skip
+    assert len(np.unique(found)) == X.size
+    assert 0.8 < found.mean() < 1.2
+
+
+SEVERAL: dict[str, tuple[Any, dict[str, Any]]] = {
+    "layer[1] looks at several rows of a microbatch, or at their number, at": ([mlp, mean_of_rows, mlp, mlp], {}),
+    "each with its rows, and has_aux=True": ([lambda w, x: (x, 0.0), lambda w, x: (x, 1.0)] * 2, {"has_aux": True}),
+}
+
+
+@pytest.mark.parametrize("message", SEVERAL)
+def test_what_stages_of_several_devices_refuse(message: str) -> None:
+    layers, options = SEVERAL[message]
+    weights = {"up": drawn(4, WIDTH, 8), "down": drawn(4, 8, WIDTH)}
+    run = partial(sdy.pipeline, layers, microbatches=4, mesh=mesh_of(stage=4, data=2), **options)
+    with pytest.raises(sdy.UnsupportedError, match=re.escape(message)):
+        jax.jit(run)(weights, X)
+    explicit = jax.make_mesh((4, 2), ("stage", "data"))
+    with jax.set_mesh(explicit), pytest.raises(sdy.UnsupportedError, match="the mesh has Explicit axes"):
+        sdy.pipeline([mlp, mean_of_rows] * 2, weights, X, microbatches=4)
 
 
 def test_what_cannot_be_packed() -> None:
@@ -129,3 +195,41 @@ def test_what_cannot_be_packed() -> None:
         sdy.pack_layers([])
     with pytest.raises(sdy.ArgumentError, match=re.escape("`layers[1]['name']` is a str; expected an array")):
         sdy.pack_layers([{}, {"name": "up"}])
+
+
+MIXING: dict[str, Any] = {
+    "a mean": mean_of_rows,
+    "a product": lambda w, x: x @ x.T @ x,
+    "a sum that goes on": lambda w, x: jnp.cumsum(x, 0),
+    "their order": lambda w, x: x[::-1],
+    "a sort": lambda w, x: jnp.sort(x, 0),
+    "one of them": lambda w, x: x + x[0],
+    "some of them": lambda w, x: x[jnp.zeros(x.shape[0], jnp.int32)],
+    "one that is changed": lambda w, x: x.at[0].set(0.0),
+    "one that is updated": lambda w, x: jax.lax.dynamic_update_slice(x, x[:1] * 0, (0, 0)),
+    "their number": lambda w, x: x / x.shape[0],
+    "their index": lambda w, x: x + jnp.arange(x.shape[0])[:, None],
+    "a table of them": lambda w, x: x + np.arange(x.shape[0], dtype=np.float32)[:, None],
+    "another shape": lambda w, x: x.reshape(2, -1, WIDTH).swapaxes(0, 1).reshape(x.shape),
+    "those beside": lambda w, x: jnp.concatenate([x, x])[1 : x.shape[0] + 1],
+    "a window": lambda w, x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 1), (1, 1), "SAME"),
+    "a loop": lambda w, x: jax.lax.scan(lambda c, row: (c + row, c), x[0] * 0, x)[1],
+    "random numbers": lambda w, x: x * jax.random.uniform(jax.random.key(0), x.shape),
+}
+ALIKE: dict[str, Any] = {
+    "a norm": lambda w, x: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
+    "attention": lambda w, x: jax.nn.softmax(jnp.einsum("bi,bj->bij", x, x)) @ jnp.ones(WIDTH),
+    "a sort of each": lambda w, x: jnp.take_along_axis(x, jnp.argsort(x, -1), -1),
+    "rows in one": lambda w, x: jnp.tanh(x.reshape(-1)).reshape(x.shape),
+    "a lookup": lambda w, x: x + jnp.eye(WIDTH)[jnp.argmax(x, -1)],
+    "a loop over features": lambda w, x: jax.lax.scan(lambda c, col: (c + col, c), x[:, 0], x.T)[1].T,
+    "calls": lambda w, x: jax.jit(jax.nn.relu)(jax.checkpoint(jnp.sin)(x)) * jnp.where(x > 0, x, 0),
+    "a convolution": lambda w, x: jax.lax.conv(x[:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", [*MIXING, *ALIKE])
+def test_rows_that_are_looked_at_together_are_found(name: str) -> None:
+    fun = {**MIXING, **ALIKE}[name]
+    whole, part = (jax.make_jaxpr(fun)(None, jax.ShapeDtypeStruct((n, WIDTH), jnp.float32)) for n in (4, 2))
+    assert (where_rows_mix(whole, part, False) is not None) == (name in MIXING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,39 @@ def test_a_pinned_plan_has_its_number(tmp_path: Any) -> None:
     plan.save(file)
     assert taken(plan) == [4]
     assert of(trained(), plan=file).plan(W, X).mlir() == plan.mlir()
+
+
+@pytest.mark.more("lists of meshes")
+def test_of_several_meshes_each_has_its_number() -> None:
+    """The mesh and the number that take least are taken together; `tried` is of that mesh."""
+    other = jax.sharding.Mesh(MESH.devices.reshape(DATA, STAGES), MESH.axis_names, axis_types=MESH.axis_types)
+    step = of(trained([2, 4]), mesh=[MESH, other], in_shardings=(P("stage"), sdy.AUTO), costs=BUSY)
+    plan = step.plan(W, X)
+    tried = {each.microbatches: each for each in plan.record().tried}
+    (chosen,) = (each for each in tried.values() if each.chosen)
+    assert chosen.time == min(each.time.total for each in plan.meshes) == min(each.time for each in tried.values())
+    assert chosen.microbatches == (4,) == tuple(taken(plan))
+    assert [axis.size for axis in plan.program.mesh.axes] == [STAGES, DATA]
+    assert_trains(step)
+
+
+@pytest.mark.more("verify, a process of its own")
+def test_verify_compares_the_program_with_the_number_taken() -> None:
+    found = sdy.verify(of(trained(), costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False)
+    assert found, str(found)
+    assert "stage=4, data=2" in str(found)
+
+
+@pytest.mark.more("vmap")
+def test_vmap_of_such_pipelines() -> None:
+    """Inside of the partitioned function, whose number is the best for all of it, and of one that has its own."""
+    xs = np.stack([X, 2 * X])
+    wanted = jax.vmap(jax.value_and_grad(scanned), (None, 0))(W, xs)
+    inside = of(jax.vmap(trained([2, 8]), (None, 0)), in_shardings=(P("stage"), P()), costs=BUSY)
+    outside = of(trained([2, 8]), costs=BUSY)
+    for run in (inside, jax.vmap(outside, (None, 0))):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), run(W, xs), wanted)
+    assert [taken(step.plans[0].plan) for step in (inside, outside)] == [[8], [2]]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_pipeline_in_a_loop_counts_once_per_trip() -> None:
 def test_the_page_has_a_line_per_stage() -> None:
     page = str(plan_of(trained(microbatches=8)))
     assert "1f1b over 'stage': 8 layers on 4 stages, 8 microbatches, 14 trips, a stage waits 27% of the time" in page
-    assert "a boundary  32 B on and 32 B back per microbatch, 704 B in all trips" in page
+    assert "a boundary  32 B on and 32 B back per microbatch, 640 B in all trips" in page
     assert "stage 0  layers 0-1  holds 7 microbatches at most" in page
     assert "stage 3  layers 6-7  holds 1 microbatch at most" in page
 
@@ -160,7 +160,7 @@ def test_time_counts_trips_and_the_rates_of_the_slow_axis() -> None:
     np.testing.assert_allclose(third - second, second - first, rtol=0.05)
     plan = plans[8]
     permutes = [each for each in plan.collectives if each.kind == "collective_permute"]
-    assert sum(each.times for each in permutes) == 2 * (8 + 2 - 1)
+    assert sum(each.times for each in permutes) == 2 * 8
     (found,) = pipelines_in(plan)
     once = permutes[0].sending_time(plan.costs, plan.program.mesh)
     assert once > found.forward_bytes / SLOW

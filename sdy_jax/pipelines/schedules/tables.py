@@ -2,7 +2,7 @@
 
 Stages run in lockstep: in a row of a table every stage does the same kind of work, on a microbatch of its own, or
 nothing. What a stage sends after a row arrives before the next row of that kind. Rows are joined to trips, of at most
-one row per kind, so that what a row sends travels while the other rows of its trip run.
+one row per kind, so that what a row sends travels while rows of other kinds run.
 
 Layers are in `stages * rounds` groups; group `g` is round `g // stages` on stage `g % stages`. The microbatch `m`
 passes stage 0 in round `r` at trip `(m // S) * R * S + r * S + m % S`, and each later stage a trip later: `S`
@@ -22,7 +22,8 @@ microbatches go through all rounds before the next `S` enter. Cotangents take th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,6 +52,13 @@ class Row:
 
     kind: Kind
     cells: tuple[Cell | None, ...]
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a stage takes in it what another one has sent, or of a backward row, makes what another one takes: it
+        works on another group than the first."""
+        groups = ((stage, cell.round) for stage, cell in enumerate(self.cells) if cell is not None)
+        return self.kind is not Kind.WEIGHTS and len(self.cells) > 1 and any(map(any, groups))
 
 
 Trip = tuple[Row, ...]
@@ -128,14 +136,13 @@ class Table:
 
     @property
     def segments(self) -> tuple[tuple[Trip, ...], ...]:
-        """Consecutive trips whose rows are of the same kinds: one loop each."""
-        found: list[list[Trip]] = []
-        for trip in self.trips:
-            if found and _kinds(found[-1][-1]) == _kinds(trip):
-                found[-1].append(trip)
-            else:
-                found.append([trip])
-        return tuple(map(tuple, found))
+        """The rows as loops run them: consecutive trips whose rows are of the same kinds, and cross or do not, are one
+        loop. Where stages send, trips begin with their backward rows here: so both directions have a row to travel
+        beside in each trip of a loop that has both, and both cross in all of its trips."""
+        crosses = any(row.crosses for row in self.rows)
+        trips = _from_backward_rows(self.rows) if crosses else self.trips
+        loops = itertools.groupby(trips, key=lambda trip: [(row.kind, row.crosses) for row in trip])
+        return tuple(tuple(map(tuple, loop)) for _, loop in loops)
 
     def held(self) -> tuple[int, ...]:
         """How many microbatches of a group each stage holds at most between their forward and backward rows."""
@@ -196,8 +203,15 @@ class Table:
         return 1 - busy / total
 
 
-def _kinds(trip: Trip) -> tuple[Kind, ...]:
-    return tuple(row.kind for row in trip)
+def _from_backward_rows(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows in trips that begin with a backward row, where there is one, or with what the last trip has already."""
+    trip: list[Row] = []
+    for row in rows:
+        if trip and (row.kind is Kind.BACKWARD or row.kind in {each.kind for each in trip}):
+            yield trip
+            trip = []
+        trip.append(row)
+    yield trip
 
 
 Passing = tuple[int, int, Cell]

@@ -350,6 +350,20 @@ def test_pictures_show_a_weight_and_the_source(browser: Any, tmp_path: Path, mon
     assert seen == [(script.SELECTED, "Source")] * 2
 
 
+def test_numbers_of_microbatches_that_were_tried_are_beside_each_other(opened: Opened, pages: Path) -> None:
+    mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    run = lambda w, x: sdy.pipeline(lambda w, x: jnp.tanh(x @ w), w, x, microbatches=[2, 4])  # noqa: E731
+    planned = sdy.partition(run, mesh=mesh, in_shardings=(P("stage"), P("data")), costs=sdy.CostModel(latency=1e6))
+    planned.plan(jnp.ones((4, 8, 8)), jnp.ones((16, 8))).to_html(pages / "tried.html")
+    view = opened("tried.html")
+    view.click("#tab-pipelines")
+    assert "2 takes least of what fits, of 2 that were planned for" in view.locator("#view").inner_text()
+    rows = view.locator(".tried tbody tr")
+    assert [text.split()[0] for text in rows.all_inner_texts()] == ["2", "4"]
+    assert rows.first.get_attribute("aria-current") == "true" and "taken" in rows.first.inner_text()
+    assert view.locator(".tried .bar-cell span").count() == 4
+
+
 def test_a_pipeline_is_drawn_as_a_timeline(opened: Opened, pages: Path) -> None:
     """A cell per stage and row, those that wait as well; other plans have no such view."""
     mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

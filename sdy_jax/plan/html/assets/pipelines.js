@@ -6,7 +6,30 @@ const CELL = { wide: 22, least: 14, most: 66, high: 20, gap: 4, names: 58 };
 const MOST_CELLS = 8000;
 
 function showPipelines(view) {
-  view.replaceChildren(el("div", { class: "pages" }, app.plan.data.pipelines.map(pipelineSection)));
+  const { pipelines, tried } = app.plan.data;
+  view.replaceChildren(el("div", { class: "pages" }, pipelines.map(pipelineSection), tried.length ? triedSection(tried.map(triedOf)) : null));
+}
+
+/** Numbers of microbatches of which the planner took one, one for each line of a pipeline that gives several. */
+const triedOf = ([microbatches, lines, time, peak, fits, chosen]) => ({ numbers: microbatches.join(", "), lines, time, peak, fits, chosen });
+
+function triedSection(tried) {
+  const taken = tried.find((each) => each.chosen);
+  const why = taken.fits ? "takes least of what fits" : "none fits, and it holds least";
+  const said = `${taken.numbers} ${why}, of ${tried.length} that were planned for ${taken.lines.join(", ")}`;
+  return el("section", {}, el("h3", {}, "Microbatches"), el("p", { class: "quiet" }, said), triedTable(tried));
+}
+
+function triedTable(tried) {
+  const [times, peaks] = ["time", "peak"].map((name) => Math.max(...tried.map((each) => each[name] ?? 0)));
+  const heads = ["", ...(times ? ["takes"] : []), "holds at most"];
+  const cell = (text, part, whole) => el("td", {}, text, shareBar(part, whole));
+  const rows = tried.map(({ numbers, time, peak, fits, chosen }) =>
+    el("tr", { "aria-current": chosen ? "true" : null }, el("th", { scope: "row" }, numbers, chosen ? el("span", { class: "quiet" }, " taken") : null),
+      times ? (time === null ? el("td", {}, "–") : cell(timeText(time, app.plan.unit), time, times)) : null,
+      cell(bytesText(peak) + (fits ? "" : ", does not fit"), peak, peaks)),
+  );
+  return el("table", { class: "totals tried" }, el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows));
 }
 
 function pipelineSection(pipeline) {

@@ -1,0 +1,94 @@
+"""Whether a function treats rows of a batch alike, so that devices may run it on some of them: seen from two traces.
+
+A dimension whose size changes with the number of rows is one of rows. An equation keeps rows apart if its results have
+as many of them as its operands, of the same sizes, and it names none of them: a sum over rows leaves none, a product of
+rows by rows has two, a cumulative sum names one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import Literal
+
+from sdy_jax.annotate.equations import all_equations, line_of
+
+_MADE = frozenset(("iota", "broadcast_in_dim"))
+"""Primitives that make the same for all rows of what has none."""
+_NAMING = ("axis", "axes", "dimension", "dimensions")
+"""The parameters by which equations name the dimensions along which they mix elements."""
+
+Rows = dict[int, tuple[int, int]]
+"""The dimensions of rows of an array, with their sizes in both traces."""
+
+
+def where_rows_mix(whole: Any, part: Any, has_key: bool) -> str | None:
+    """The line at which a function looks at several rows, or at their number; None where it does not.
+
+    Args:
+        whole, part: its jaxprs for more rows and for fewer.
+        has_key: whether random numbers of rows are of a key that each part of the rows has of its own.
+    """
+    equations, others = list(all_equations(whole)), list(all_equations(part))
+    for eqn, other in zip(equations, others, strict=False):
+        if eqn.primitive is not other.primitive or _mixes(eqn, other, has_key):
+            return line_of(eqn) or f"its {eqn.primitive}"
+    tables = [v.jaxpr.constvars for v in (whole, part)]
+    same = len(equations) == len(others) and len(tables[0]) == len(tables[1])
+    return None if same and not any(map(_rows, *tables)) else "what it closes over"
+
+
+def _rows(variable: Any, other: Any) -> Rows:
+    pairs = zip(getattr(variable.aval, "shape", ()), getattr(other.aval, "shape", ()), strict=False)
+    return {dim: sizes for dim, sizes in enumerate(pairs) if sizes[0] != sizes[1]}
+
+
+def _mixes(eqn: Any, other: Any, has_key: bool) -> bool:
+    pairs = list(zip(eqn.invars, other.invars, strict=True))
+    if any(isinstance(a, Literal) and isinstance(b, Literal) and a.val != b.val for a, b in pairs):
+        return True
+    if any(True for value in eqn.params.values() for _ in all_equations(value)):  # its own equations say
+        return bool(eqn.params.get("length") != other.params.get("length"))
+    given = [_rows(a, b) for a, b in pairs]
+    made = [_rows(a, b) for a, b in zip(eqn.outvars, other.outvars, strict=True)]
+    name = eqn.primitive.name
+    if not any(given):
+        is_known = name in _MADE or (has_key and name.startswith(("random_", "threefry", "rng_")))
+        return any(made) and (not is_known or _names_rows(eqn, made))
+    return _names_rows(eqn, given) or _moves_rows(eqn, given) or any(_loses(eqn, given, each) for each in made)
+
+
+def _loses(eqn: Any, given: list[Rows], made: Rows) -> bool:
+    """Whether a result has other rows than the operands together."""
+    if eqn.primitive.name == "reshape":
+        (shape,), (result,) = [[v.aval.shape for v in vs] for vs in (eqn.invars[:1], eqn.outvars)]
+        before = [math.prod(shape[:dim]) for dim in given[0]]
+        return before != [math.prod(result[:dim]) for dim in made]
+    return max(map(len, given)) != len(made) or not {*made.values()} <= {x for each in given for x in each.values()}
+
+
+def _names_rows(eqn: Any, given: list[Rows]) -> bool:
+    named = {dim for name in _NAMING for dim in _integers(eqn.params.get(name))}
+    windows = [dim for dim, size in enumerate(eqn.params.get("window_dimensions", ())) if size != 1]
+    return any(dim in rows for rows in given for dim in (*named, *windows))
+
+
+def _moves_rows(eqn: Any, given: list[Rows]) -> bool:
+    """Whether an equation reads or writes some of the rows, or slides over them."""
+    name, rows = eqn.primitive.name, given[0]
+    if name == "conv_general_dilated":
+        return [*rows] != [eqn.params["dimension_numbers"].lhs_spec[0]]
+    if name == "gather":
+        batching, sizes = eqn.params["dimension_numbers"].operand_batching_dims, eqn.params["slice_sizes"]
+        return any(dim not in batching and sizes[dim] != size for dim, (size, _) in rows.items())
+    if name.startswith("scatter"):
+        return any(dim not in eqn.params["dimension_numbers"].operand_batching_dims for dim in rows)
+    return name == "dynamic_update_slice" and rows != given[1]
+
+
+def _integers(given: Any) -> Iterator[int]:
+    for each in given if isinstance(given, tuple | list) else (given,):
+        if isinstance(each, int):
+            yield each
