@@ -263,7 +263,9 @@ def test_usual_layouts_are_compared_along_whole_axes_and_what_is_chosen_is_plann
         return plan_of(module, setting, *more)
 
     monkeypatch.setattr(build, "partition", recorded)
-    sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, on_unknown="ignore").plan(*arguments())
+    sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, on_unknown="ignore").plan(
+        *arguments()
+    )
     assert {setting.whole_axes for setting in settings if setting.policy.effort == 1} == {True}
     assert {setting.whole_axes for setting in settings if setting.policy.effort != 1} == {False}
 
