@@ -131,19 +131,24 @@ def are_apart(axes: Sequence[AxisRef]) -> bool:
 
 
 def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:
-    """Whether the shards of every dimension are contiguous blocks.
+    """Whether the shards of every dimension are contiguous blocks."""
+    return in_contiguous_blocks([axes_size(axes, mesh) for axes in assignment], rule)
+
+
+def in_contiguous_blocks(shards: Sequence[int], rule: OpShardingRule) -> bool:
+    """Whether the shards of every dimension are contiguous blocks, where each factor is in so many shards.
 
     In a dimension of several factors, a factor may be sharded only if each factor to its left has as many shards as
     elements, and all blocks of each are equal.
     """
-    if any(rule.factor_sizes[f] % axes_size(assignment[f], mesh) for f in dividing_factors(rule)):
+    if any(rule.factor_sizes[f] % shards[f] for f in dividing_factors(rule)):
         return False
     for factors in rule.joint_factors:
         full = True
         for factor in factors:
-            if assignment[factor] and not full:
+            if shards[factor] > 1 and not full:
                 return False
-            full = full and axes_size(assignment[factor], mesh) == rule.factor_sizes[factor]
+            full = full and shards[factor] == rule.factor_sizes[factor]
     return True
 
 

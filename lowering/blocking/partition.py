@@ -21,11 +21,12 @@ from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.lowering.prepare.preparation import PREPARED, prepared
 from sdy_jax.lowering.proposal.choices import Follow, Keep, Partitioned, Rewrite
-from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program, rewritten
+from sdy_jax.lowering.recomputation.partition import Program, best_program, rewritten
 from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.schedule.marks import erase_marks
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
+from sdy_jax.lowering.whole_program.memory_search import FEW
 from sdy_jax.lowering.whole_program.partition import finished
 from sdy_jax.lowering.whole_program.partition import partition_whole as partition_as_written
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram

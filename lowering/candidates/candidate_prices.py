@@ -13,7 +13,7 @@ from sdy_jax.lowering.candidates.assignments import Space, considered_lists, spa
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.candidates.op_work import operations_in_shards, work_time
 from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, TensorView, views
-from sdy_jax.lowering.strategies.registry import Inside, Strategy
+from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.sdy_collectives import MOVING
@@ -161,6 +161,12 @@ def work_time_of(problem: OpProblem, candidate: StrategyAssignment, operations: 
     count = len(problem.rule.operand_mappings)
     written = range(count, len(problem.tensors)) if candidate.partial and problem.costs.memory else ()
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
+    return work_time_in_shards(problem, shards, operations, written)
+
+
+def work_time_in_shards(problem: OpProblem, shards: Shards, operations: float, written: Sequence[int] = ()) -> float:
+    """Likewise, where each factor is in so many shards; `written`: results that are written whatever is said of
+    them."""
     tensors = zip(problem.tensors, problem.rule.mappings, strict=True)
     elements = (math.prod(block_shape(tensor.shape, mapping, shards)) for tensor, mapping in tensors)
     return work_time(problem.kind, operations, elements, problem.costs, written)

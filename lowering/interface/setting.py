@@ -30,6 +30,7 @@ class Setting:
         target: the devices for which it is planned.
         inputs: what the user calls the arguments of the main function.
         cuts: where layouts may cut mesh axes, beside those of the border; anywhere by default.
+        whole_axes: layouts cut mesh axes only where the program itself states parts of them: a coarser search.
         memo: what is known of programs on this mesh with these costs; settings for other borders may share it.
     """
 
@@ -40,6 +41,7 @@ class Setting:
     target: Target = field(default_factory=Target)
     inputs: Sequence[str] = ()
     cuts: Cuts | None = None
+    whole_axes: bool = False
     memo: Memo = field(default_factory=Memo)
 
     @property

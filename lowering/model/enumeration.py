@@ -11,13 +11,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.analysis.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
-from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, operations_per_device, work_time_of
+from sdy_jax.lowering.analysis.factors import canonical, dividing_factors, in_contiguous_blocks
+from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, work_time_in_shards
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
+from sdy_jax.lowering.candidates.op_work import operations_in_shards
+from sdy_jax.lowering.model.axes_lists import AxesLists, Numbers
 from sdy_jax.lowering.model.layout_table import LayoutTable
-from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.lowering.strategies.registry import Shards, Strategy
 from sdy_jax.representation.axes import overlaps, sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
+from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sdy_collectives import MOVING
 
 _CARRIED = -1
@@ -41,25 +44,30 @@ class Candidate(NamedTuple):
 
 
 def every_candidate(
-    problem: OpProblem, atoms: Sequence[AxisRef], carried: Sequence[frozenset[int]], table: LayoutTable, pads: bool
-) -> list[Candidate]:
+    problem: OpProblem, atoms: int, carried: Sequence[frozenset[int]], lists: AxesLists, pads: bool
+) -> tuple[list[Candidate], list[int]]:
     """The candidates to run an op: those with the least work come first, then those that split more.
 
     Args:
         problem: the op; its shardings do not matter.
-        atoms: the parts of mesh axes that go somewhere together, in mesh order.
+        atoms: how many parts of mesh axes there are, which go somewhere together.
         carried: the sets of operands that may stay unreduced together, as sums.
-        table: numbers layouts.
+        lists: numbers lists of atoms, and layouts.
         pads: whether dimensions may be split by axes that do not divide them.
+
+    Returns:
+        The candidates, and the numbers of their layouts in the order in which these were found.
     """
     found: dict[tuple[int, ...], Candidate] = {}
     for strategy in problem.strategies:
         own = problem if strategy.rule is None else problem.by_rule(strategy.rule, (strategy,))
         for together in (frozenset[int](), *carried):
-            for candidate in _OfStrategy(own, strategy, together, table, pads).candidates(atoms):
+            places = _Places(own, strategy, bool(together), lists, atoms, pads)
+            for candidate in _OfStrategy(own, strategy, together, lists).candidates(places):
                 if candidate.layouts not in found or candidate.cost < found[candidate.layouts].cost:
                     found[candidate.layouts] = candidate
-    return sorted(found.values(), key=lambda candidate: candidate.operations)
+    numbers = list(dict.fromkeys(itertools.chain(*found)))
+    return sorted(found.values(), key=lambda candidate: candidate.operations), numbers
 
 
 class Openness(NamedTuple):
@@ -114,72 +122,105 @@ def _divides(size: int, shards: int, pads: bool) -> bool:
 class _OfStrategy:
     """The candidates of one strategy, with one set of operands that may stay unreduced."""
 
-    def __init__(self, problem: OpProblem, strategy: Strategy, carried: frozenset[int], table: LayoutTable, pads: bool):
-        self._problem, self._strategy, self._carried, self._table = problem, strategy, carried, table
+    def __init__(self, problem: OpProblem, strategy: Strategy, carried: frozenset[int], lists: AxesLists):
+        self._problem, self._strategy, self._lists = problem, strategy, lists
+        self._partial = tuple(sorted(strategy.partial))
+        self._work_of: dict[Shards, tuple[float, float]] = {}
+        count = len(problem.rule.operand_mappings)
+        views = [_View(m, index >= count, index in carried) for index, m in enumerate(problem.rule.mappings)]
+        self._views = list(dict.fromkeys(views))
+        self._view_of = [self._views.index(view) for view in views]
+
+    def candidates(self, places: _Places) -> Iterator[Candidate]:
+        """The candidates with atoms at these places."""
+        rule, sizes = self._problem.rule, self._lists.sizes
+        for atoms, carried in places:
+            for chosen in itertools.product(*map(self._lists.orders, atoms.values())):
+                split = dict(zip(atoms, chosen, strict=True))
+                numbers = tuple([split.get(factor, 0) for factor in range(len(rule.factor_sizes))])
+                shards = tuple([sizes[number] for number in numbers])
+                if not rule.joint_factors or in_contiguous_blocks(shards, rule):
+                    yield self._candidate(numbers, shards, carried)
+
+    def _candidate(self, numbers: Numbers, shards: Shards, carried: int) -> Candidate:
+        inside: tuple[InsideCollective, ...] = ()
+        if self._strategy.inside:
+            assignment = tuple([self._lists.axes[number] for number in numbers])
+            inside = inside_collectives(self._problem, StrategyAssignment(self._strategy, assignment))
+        operations, work = self._work(shards)
+        cost = work + sum(c.time for c in inside)
+        return Candidate(self._layouts(numbers, carried), cost, operations, inside, self._strategy, work)
+
+    def _work(self, shards: Shards) -> tuple[float, float]:
+        """The operations that a device performs, and their time.
+
+        Terms that are written pass op by op only: with that price, plans for all of GPT's step with FSDP weights took
+        1.18 of the time by XLA's estimate for v5e (2026-11).
+        """
+        if shards not in self._work_of:
+            operations = operations_in_shards(self._strategy, self._problem.rule, shards)
+            self._work_of[shards] = operations, work_time_in_shards(self._problem, shards, operations)
+        return self._work_of[shards]
+
+    def _layouts(self, numbers: Numbers, carried: int) -> tuple[int, ...]:
+        left, whole = carried, numbers
+        if self._partial:
+            left = self._lists.merged((carried, *[numbers[factor] for factor in self._partial]))
+            whole = tuple([0 if factor in self._strategy.partial else n for factor, n in enumerate(numbers)])
+        found = [self._layout(view, whole if view.is_made else numbers, carried, left) for view in self._views]
+        return tuple([found[view] for view in self._view_of])
+
+    def _layout(self, view: _View, numbers: Numbers, carried: int, left: int) -> int:
+        unreduced = left if view.is_made else carried if view.is_carried else 0
+        kind = self._strategy.reduction if view.is_made and not carried else "sum"
+        dimensions = [numbers[f[0]] if len(f) == 1 else self._joined(numbers, f) for f in view.mapping]
+        return self._lists.layout(tuple(dimensions), unreduced, kind)
+
+    def _joined(self, numbers: Numbers, factors: Sequence[int]) -> int:
+        return self._lists.joined(tuple([numbers[factor] for factor in factors]))
+
+
+class _View(NamedTuple):
+    """What the layout of a tensor depends on beside an assignment: tensors with equal views are in equal layouts."""
+
+    mapping: TensorMapping
+    is_made: bool
+    is_carried: bool
+
+
+class _Places:
+    """Where a number of atoms may go with a strategy: each nowhere, to a factor that it fits, or, if operands carry
+    sums, into these."""
+
+    def __init__(self, problem: OpProblem, strategy: Strategy, carries: bool, lists: AxesLists, atoms: int, pads: bool):
         rule = problem.rule
-        self._even = (
-            frozenset(range(len(rule.factor_sizes))) if not pads else dividing_factors(rule) | strategy.dividing
-        )
+        self._sizes, self._carries, self._lists, self._atoms = rule.factor_sizes, carries, lists, atoms
+        self._even = dividing_factors(rule) | strategy.dividing if pads else frozenset(range(len(rule.factor_sizes)))
         whole = frozenset[int]()
-        if carried and (strategy.reduction != "sum" or any(i.kind not in MOVING for i in strategy.inside)):
+        if carries and (strategy.reduction != "sum" or any(i.kind not in MOVING for i in strategy.inside)):
             # The op reduces along these factors itself, by another kind or at once: no other terms may be left.
             whole = strategy.partial.union(*(inside.factors for inside in strategy.inside))
         self._splittable = [f for f in sorted(strategy.splittable - whole) if rule.factor_sizes[f] > 1]
+        self._known: dict[tuple[int, int], bool] = {}
 
-    def candidates(self, atoms: Sequence[AxisRef]) -> Iterator[Candidate]:
-        places = [[_UNUSED, *self._fitting(atom), *([_CARRIED] if self._carried else [])] for atom in atoms]
+    def __iter__(self) -> Iterator[tuple[dict[int, int], int]]:
+        """The atoms of each factor that has some, and the list of those that are carried; those that leave fewer
+        nowhere come first."""
+        carried = [_CARRIED] if self._carries else []
+        each = range(self._atoms)
+        places = [[_UNUSED, *(f for f in self._splittable if self._fits(f, 1 << atom)), *carried] for atom in each]
         for placed in sorted(itertools.product(*places), key=lambda p: p.count(_UNUSED)):
-            if self._carried and _CARRIED not in placed:
-                continue
-            yield from self._placed(atoms, placed)
+            atoms = dict[int, int]()
+            for atom, place in enumerate(placed):
+                atoms[place] = atoms.get(place, 0) | 1 << atom
+            atoms.pop(_UNUSED, None)
+            unreduced = atoms.pop(_CARRIED, 0)
+            if (unreduced or not self._carries) and all(self._fits(*both) for both in atoms.items()):
+                yield atoms, self._lists.orders(unreduced)[0]
 
-    def _fitting(self, atom: AxisRef) -> list[int]:
-        return [f for f in self._splittable if self._fits(f, (atom,))]
-
-    def _fits(self, factor: int, axes: Axes) -> bool:
-        size, shards = self._problem.rule.factor_sizes[factor], axes_size(axes, self._problem.mesh)
-        return _divides(size, shards, factor not in self._even)
-
-    def _placed(self, atoms: Sequence[AxisRef], placed: Sequence[int]) -> Iterator[Candidate]:
-        """The candidates with each atom at its place: those of a factor in each order that dimensions may have."""
-        by_factor: dict[int, list[AxisRef]] = {}
-        for atom, place in zip(atoms, placed, strict=True):
-            by_factor.setdefault(place, []).append(atom)
-        by_factor.pop(_UNUSED, None)
-        carried = self._table.orders(tuple(by_factor.pop(_CARRIED, ())))[0]
-        lists = [self._table.orders(tuple(found)) for found in by_factor.values()]
-        if not all(self._fits(factor, axes[0]) for factor, axes in zip(by_factor, lists, strict=True)):
-            return
-        for chosen in itertools.product(*lists):
-            split = dict(zip(by_factor, chosen, strict=True))
-            assignment = tuple([split.get(f, ()) for f in range(len(self._problem.rule.factor_sizes))])
-            if not self._problem.rule.joint_factors or is_contiguous(
-                assignment, self._problem.rule, self._problem.mesh
-            ):
-                yield self._candidate(assignment, carried)
-
-    def _candidate(self, assignment: Assignment, carried: Axes) -> Candidate:
-        problem, strategy = self._problem, self._strategy
-        candidate = StrategyAssignment(strategy, assignment, carried)
-        operations, inside = operations_per_device(problem, candidate), inside_collectives(problem, candidate)
-        # Terms that are written pass op by op only: with that price, plans for all of GPT's step with FSDP weights took
-        # 1.18 of the time by XLA's estimate for v5e (2026-11).
-        work = work_time_of(problem, candidate._replace(partial=()), operations)
-        cost = work + sum(c.time for c in inside)
-        return Candidate(self._layouts(assignment, carried), cost, operations, inside, strategy, work)
-
-    def _layouts(self, assignment: Assignment, carried: Axes) -> tuple[int, ...]:
-        problem, strategy = self._problem, self._strategy
-        rule, count = problem.rule, len(problem.rule.operand_mappings)
-        summed = [a for f in sorted(strategy.partial) for a in assignment[f]]
-        left = sort_and_merge([*carried, *summed], problem.mesh)
-        whole = [() if f in strategy.partial else axes for f, axes in enumerate(assignment)] if summed else assignment
-        layouts = []
-        for index, mapping in enumerate(rule.mappings):
-            given, unreduced = (
-                (assignment, carried if index in self._carried else ()) if index < count else (whole, left)
-            )
-            axes = tuple([joined_axes(given, factors, problem.mesh) for factors in mapping])
-            kind = "sum" if index < count or carried else strategy.reduction
-            layouts.append(self._table.number_of_axes(axes, unreduced, kind))
-        return tuple(layouts)
+    def _fits(self, factor: int, atoms: int) -> bool:
+        key = factor, atoms
+        if key not in self._known:
+            shards = self._lists.sizes[self._lists.orders(atoms)[0]]
+            self._known[key] = _divides(self._sizes[factor], shards, factor not in self._even)
+        return self._known[key]

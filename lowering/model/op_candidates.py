@@ -12,6 +12,7 @@ from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Te
 from sdy_jax.lowering.candidates.op_work import operations_done, work_time_in
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.memo import Memo
+from sdy_jax.lowering.model.axes_lists import AxesLists
 from sdy_jax.lowering.model.enumeration import Candidate, every_candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.linearity import carries
@@ -30,7 +31,12 @@ class OpCandidates:
     def __init__(self, table: LayoutTable, atoms: Sequence[AxisRef], costs: CostModel, pads: bool, memo: Memo):
         self._table, self._atoms, self._costs, self._pads, self._memo = table, tuple(atoms), costs, pads, memo
         self._mesh_name, self._mesh = table.mesh_name, table.mesh
+        self._mesh_atoms = "lists of axes", self._atoms, table.inverted
+        self._lists = memo.once(self._mesh_atoms, self._new_lists)
         self._candidates: dict[object, list[Candidate]] = {}
+
+    def _new_lists(self) -> AxesLists:
+        return AxesLists(self._atoms, LayoutTable(self._mesh_name, self._mesh, self._table.inverted))
 
     def of(self, op: Op, decision: Decision) -> list[Candidate]:
         """The candidates of an op, the walk's own first; only that may be on another mesh."""
@@ -61,19 +67,16 @@ class OpCandidates:
         key = kind, carried
         if key not in self._candidates:
             own = kind.rule, kind.strategies, kind.tensors, kind.touched
-            known = "candidates", own, carried, self._atoms, self._pads, self._table.inverted
-            found, shardings = self._memo.once(known, lambda: self._enumerated(kind, carried))
-            numbers = list(map(self._table.number, shardings))
-            self._candidates[key] = [c._replace(layouts=tuple([numbers[n] for n in c.layouts])) for c in found]
+            known = "candidates", own, carried, self._pads, self._mesh_atoms
+            found, layouts = self._memo.once(known, lambda: self._enumerated(kind, carried))
+            numbers = {layout: self._table.number(self._lists.table.shardings[layout]) for layout in layouts}
+            self._candidates[key] = [Candidate(tuple([numbers[n] for n in c[0]]), *c[1:]) for c in found]
         return self._candidates[key]
 
-    def _enumerated(
-        self, kind: Kind, carried: tuple[frozenset[int], ...]
-    ) -> tuple[list[Candidate], list[TensorSharding]]:
-        """The candidates, and the layouts that their numbers stand for."""
-        table = LayoutTable(self._mesh_name, self._mesh, self._table.inverted)
-        found = every_candidate(self._problem(kind), self._atoms, carried, table, self._pads)
-        return found, table.shardings
+    def _enumerated(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> tuple[list[Candidate], list[int]]:
+        """The candidates, and the layouts in which they are, in numbers that no order may depend on: they say when a
+        layout was first seen by any of the programs that share them."""
+        return every_candidate(self._problem(kind), len(self._atoms), carried, self._lists, self._pads)
 
     def _problem(self, kind: Kind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]

@@ -19,7 +19,7 @@ from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark, PricedSegment, priced_loops, priced_segments
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
-from sdy_jax.lowering.whole_program.memory_search import PRICES
+from sdy_jax.lowering.whole_program.memory_search import FEW, PRICES
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
 _TRIES = 3
@@ -29,10 +29,6 @@ be saved."""
 _MORE = 1.2
 """How much more is saved than the last program held too much: layouts change with what is held. Guessed: with 1, the
 next try misses the limit by little again; with more, more runs again than need be."""
-
-FEW = 2
-"""Prices of holding that are tried while something can be computed again or in parts, or is not known to fit nearly.
-Guessed: each is a solve and a walk of a program that will change anyway."""
 
 _NEAR = 0.6
 """The share of what it may hold that a program may hold too much, so that it is worth to try all prices. Guessed: a

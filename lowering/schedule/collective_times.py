@@ -21,17 +21,15 @@ class CollectiveTimes:
     """The times of a program's collectives.
 
     Args:
-        module: a `builtin.module` whose collectives are all there.
+        graph: the program, whose collectives are all there.
         inserted: those that the partitioner made.
         costs: the cost model.
         mesh: the program's.
     """
 
-    def __init__(
-        self, module: ir.Operation, inserted: Mapping[ir.Operation, CollectiveRecord], costs: CostModel, mesh: Mesh
-    ):
+    def __init__(self, graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], costs: CostModel, mesh: Mesh):
         self._costs, self._mesh = costs, mesh
-        self._movable = _movable(Graph(module), inserted) if costs.combines else frozenset()
+        self._movable = _movable(graph, inserted) if costs.combines else frozenset()
 
     def of(self, records: Iterable[CollectiveRecord]) -> float:
         """The time of some collectives in all their executions."""

@@ -21,15 +21,15 @@ from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.representation.mesh import Mesh
 
 
-def hidden_by_work(proposal: Proposal, inserted: Inserted, setting: Setting) -> float:
+def hidden_by_work(graph: Graph, proposal: Proposal, inserted: Inserted, setting: Setting) -> float:
     """The time of a partitioned module's collectives that is hidden, in all executions.
 
     Args:
-        proposal: the module.
+        graph: the module, as it is now.
+        proposal: what it was made of.
         inserted: its collectives that nothing else hides; those that the program holds itself are known.
         setting: a model of time, and the devices.
     """
-    graph = Graph(proposal.module)
     return (
         _Schedule(graph, proposal.report.written | dict(inserted), proposal.mesh, setting)
         .of(graph.main.blocks[0])

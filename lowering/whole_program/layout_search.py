@@ -21,7 +21,7 @@ from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.whole_program.kept_choices import keep
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
-from sdy_jax.lowering.whole_program.memory_search import PRICES, programs_tried
+from sdy_jax.lowering.whole_program.memory_search import PRICES, ProgramsTried
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.starting_proposal import starting_proposal
@@ -129,14 +129,19 @@ class LayoutSearch:
 
     def planned(self, prices: int = PRICES) -> list[PartitionedProgram]:
         """The trials by plans that were tried, the proposal first. Where the model promises little it is alone."""
-        if not self.can_be_planned:
+        if not self.can_be_planned or self._tried is None:
             return [self.proposed]
+        return self._tried.at_prices(prices)
+
+    @cached_property
+    def _tried(self) -> ProgramsTried | None:
+        """The trials by plans; None where the model promises little."""
         program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
         choices = Choices(program, self.policy.effort or math.inf)
         best = best_choice(choices, self._latency)
         if self.budget.fits(self.proposed) and program.saved(best) < self.least_gain:
-            return [self.proposed]
-        return programs_tried(choices, best, self.proposed, self.budget, self.trial, prices)
+            return None
+        return ProgramsTried(choices, best, self.proposed, self.budget, self.trial)
 
     def keeping(self, kept: LayoutPlan) -> PartitionedProgram | None:
         """The best trial of those in which some ops run as they are planned, as far as they may; None where it does not

@@ -9,8 +9,9 @@ See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -27,6 +28,10 @@ from sdy_jax.lowering.whole_program.use_times import place_uses
 PRICES = 8
 """Prices of holding that are tried. Guessed, a guard of planning time: each is a solve and a trial; with fewer, the
 search ends above a limit that some price would meet."""
+
+FEW = 2
+"""Prices that are tried of a program that will hardly fit as it is: what it costs to hold less then says how it is
+rewritten. Guessed: each is a solve and a trial of a program that will change anyway."""
 
 _STEEPER = 16.0
 """By how much the price of holding rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of an 8B
@@ -85,39 +90,68 @@ _EVERYWHERE = 0.5
 FollowPlan = Callable[[LayoutPlan], PartitionedProgram]
 
 
-def programs_tried(
-    choices: Choices,
-    best: Chosen,
-    proposed: PartitionedProgram,
-    budget: MemoryBudget,
-    partitioned: FollowPlan,
-    tries: int = PRICES,
-) -> list[PartitionedProgram]:
+class ProgramsTried:
     """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising prices of holding
     until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it: those
     that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, trials at falling
     prices of work if it may not; and where it holds much of a device's memory, trials by what is best if holding has
     its small price.
+
+    They are made as far as they are asked for, each once.
     """
-    search = _MemorySearch(choices, proposed, budget, partitioned)
-    trial = search.follow(best)
-    if not budget.fits(trial):
-        search.raise_prices(best, trial, tries)
-        return list(search.known.values())
-    if not budget.allows(trial, proposed):
-        best, trial = search.send_less(best, trial)
-    if budget.memory and trial.peak.total > _FULL * budget.memory:
-        search.save(best, trial)
-    return list(search.known.values())
+
+    def __init__(
+        self,
+        choices: Choices,
+        best: Chosen,
+        proposed: PartitionedProgram,
+        budget: MemoryBudget,
+        partitioned: FollowPlan,
+    ):
+        self._kept: list[PartitionedProgram] = []
+        search = _MemorySearch(choices, proposed, budget, partitioned, self._kept)
+        self._further = search.run(best)
+        self._known: list[list[PartitionedProgram]] = []
+        """Per price, the trials until then."""
+
+    def at_prices(self, most: int = PRICES) -> list[PartitionedProgram]:
+        """The trials at `FEW` prices of holding or at `PRICES` at most; those that will not be chosen are forgotten."""
+        for trials in islice(self._further, max(most - len(self._known), 0)):
+            self._known.append(trials)
+            if len(self._known) == FEW:
+                self._kept += trials
+        if len(self._known) < most or most == PRICES:
+            self._further = iter(())  # which has the model, and that is large
+        return self._known[min(most, len(self._known)) - 1]
 
 
 class _MemorySearch:
-    """The trials that were made, by choice and copies."""
+    """The trials that were made, by choice and copies. `kept`: those that are not forgotten, whatever comes."""
 
-    def __init__(self, choices: Choices, proposed: PartitionedProgram, budget: MemoryBudget, partitioned: FollowPlan):
+    def __init__(
+        self,
+        choices: Choices,
+        proposed: PartitionedProgram,
+        budget: MemoryBudget,
+        partitioned: FollowPlan,
+        kept: Sequence[PartitionedProgram],
+    ):
         self._choices, self._program = choices, choices.program
         self._proposed, self._budget, self._partitioned = proposed, budget, partitioned
+        self._kept = kept
         self.known: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
+
+    def run(self, best: Chosen) -> Iterator[list[PartitionedProgram]]:
+        """The trials that are known after each price of holding, from the best choice on if it costs nothing."""
+        trial = self.follow(best)
+        if not self._budget.fits(trial):
+            yield from (list(self.known.values()) for _ in self._raise_prices(best, trial))
+            return
+        if not self._budget.allows(trial, self._proposed):
+            best, trial = self._send_less(best, trial)
+        if self._budget.memory and trial.peak.total > _FULL * self._budget.memory:
+            self._save(best, trial)
+        yield list(self.known.values())
 
     @cached_property
     def _timed(self) -> PlanningProblem:
@@ -152,7 +186,7 @@ class _MemorySearch:
     def _forget(self) -> None:
         """Forgets the trials that will not be chosen, whatever comes: each is a copy of the program."""
         trials, budget, proposed = list(self.known.values()), self._budget, self._proposed
-        kept = [proposed, min(trials, key=lambda trial: trial.peak.total)]
+        kept = [proposed, min(trials, key=lambda trial: trial.peak.total), *self._kept]
         kept += budget.candidates([trial for trial in trials if budget.allows(trial, proposed)])
         for trial in trials:
             if not any(trial is other for other in kept):
@@ -173,12 +207,12 @@ class _MemorySearch:
         """The least that a trial holds."""
         return min(trial.peak.total for trial in self.known.values())
 
-    def raise_prices(self, best: Chosen, trial: PartitionedProgram, tries: int) -> None:
-        """Tries choices at so many rising prices of holding, at most."""
+    def _raise_prices(self, best: Chosen, trial: PartitionedProgram) -> Iterator[None]:
+        """Tries choices at rising prices of holding, one after the other."""
         program, chosen = self._timed, best
         prices = self._first_prices(trial)
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
-        for _ in range(tries):
+        for _ in range(PRICES):
             program.charge_holding(prices.tolist())
             before, known = self._lowest, len(self.known)
             chosen = self._choices.improved(chosen)
@@ -186,6 +220,7 @@ class _MemorySearch:
             fits = self._budget.fits(trial)
             low, high = (low, prices) if fits else (prices, high)
             idle = 0 if fits or self._lowest < before else idle + 1
+            yield
             if (
                 not self._choices.left
                 or self.is_good(best)
@@ -198,7 +233,7 @@ class _MemorySearch:
             steep = _STEEPER if len(self.known) == known else _STEEP
             prices = self._raised(prices, trial, steep) if high is None else _between(low, high)
 
-    def send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
+    def _send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
         """The choice at the highest price of work with which no more bytes are sent than by the proposal, and its
         trial; the last one that was tried, if there is none."""
         program, chosen = self._program, best
@@ -210,7 +245,7 @@ class _MemorySearch:
                 break
         return chosen, trial
 
-    def save(self, best: Chosen, trial: PartitionedProgram) -> None:
+    def _save(self, best: Chosen, trial: PartitionedProgram) -> None:
         """Tries choices at prices of holding a byte at the moments at which most is held."""
         program, chosen, prices = self._timed, best, np.zeros(1)
         byte = self._budget.byte(min(known.cost for known in self.known.values()))

@@ -67,7 +67,7 @@ def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[Parti
 def _combined(module: ir.Operation, proposal: Proposal, exposed: Inserted, setting: Setting) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
     if setting.costs.unit == "seconds":
-        proposal.report.hidden = hidden_by_work(proposal, exposed, setting)
+        proposal.report.hidden = hidden_by_work(Graph(proposal.module), proposal, exposed, setting)
     combine_collectives(proposal, exposed, setting)
     if proposal.module is not module:
         replace_contents(module, proposal.module)

@@ -34,15 +34,20 @@ class StartingProposal(NamedTuple):
         """Whether the program is on few enough axes."""
         return len(self.atoms) <= _MOST_ATOMS
 
+    @property
+    def cuts_axes(self) -> bool:
+        """Whether layouts are along parts of axes."""
+        return len(self.atoms) > len([axis for axis in self.proposal.mesh.axes if axis.size > 1])
+
 
 def starting_proposal(graph: Graph, setting: Setting) -> StartingProposal:
     """The proposal for a copy of a program.
 
-    Of one that cuts axes into too many parts it is a proposal that cuts them where the program itself does, if that
-    makes few enough.
+    Of one that cuts axes into too many parts, or at all where the search is coarse, it is a proposal that cuts them
+    where the program itself does, if that makes few enough.
     """
     found = _proposed(graph, setting)
-    if found.can_be_planned:
+    if found.can_be_planned and not (setting.whole_axes and found.cuts_axes):
         return found
     stated = [*_stated_shardings(graph)]
     if any(sharding.mesh != setting.mesh_name for sharding in stated):

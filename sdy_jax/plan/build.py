@@ -107,6 +107,9 @@ class _Making:
     memo: Memo
     """Shared by the plans with all borders that are tried."""
     keep: Keep | None = None
+    whole_axes: bool = False
+    """Whether layouts are along whole axes, as far as the program states no parts: that takes a fraction of the time,
+    and tells borders apart as well."""
 
     def again(self, program: Program, policy: Policy) -> Plan:
         """The plan of another program of the same function, to be compared with the first."""
@@ -189,9 +192,10 @@ class _Making:
         before = copied(program.module)
         run_pipeline(before, plan_import())
         available, policy = limit(self.given.policy, self.given.target), self.given.policy
-        unlimited = replace(self, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
+        coarse = replace(self, whole_axes=True)
+        unlimited = replace(coarse, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
         slow = self.given.costs.slow_axes(program.mesh)
-        planners = Planners(self.plan, unlimited.plan, self._freed)
+        planners = Planners(self.plan, unlimited.plan, coarse._freed)
         return automatic_plan(program, before, planners, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
@@ -203,7 +207,8 @@ class _Making:
 
     def _setting(self, program: Program, rules: RuleBook, inputs: Sequence[str] = ()) -> Setting:
         given = self.given
-        return Setting(program.mesh_name, given.costs, rules, given.policy, given.target, inputs, memo=self.memo)
+        program_given = program.mesh_name, given.costs, rules, given.policy, given.target, inputs
+        return Setting(*program_given, whole_axes=self.whole_axes, memo=self.memo)
 
     def _propagated(self, program: Program, dump: Dump) -> tuple[dict[str, ir.Operation], RuleBook]:
         """The module after each stage, and the rules that propagation used."""

@@ -106,7 +106,11 @@ class UsualLayouts:
             yield "fsdp+megatron", self._fully_sharded(tuple(others), tensor)
         if experts:
             yield "expert", self._border(axes, experts)
-            yield "fsdp+expert", self._fully_sharded(axes, experts)
+            everywhere = self._fully_sharded(axes, experts)
+            yield "fsdp+expert", everywhere
+            apart = self._fully_sharded(axes, experts, along=others)
+            if others and apart != everywhere:  # other weights are whole along the axis of the experts
+                yield "fsdp-rest+expert", apart
 
     def _border(self, batch: Sequence[AxisRef], state: Mapping[int, Mapping[int, Sequence[AxisRef]]]) -> Border:
         """The batch split along its first dimension, state as given per dimension."""
@@ -117,15 +121,20 @@ class UsualLayouts:
         return found
 
     def _fully_sharded(
-        self, axes: Sequence[AxisRef], tensor: Mapping[int, Mapping[int, Sequence[AxisRef]]], first: bool = False
+        self,
+        axes: Sequence[AxisRef],
+        tensor: Mapping[int, Mapping[int, Sequence[AxisRef]]],
+        first: bool = False,
+        along: Sequence[AxisRef] | None = None,
     ) -> Border:
-        """State split along the largest dimension that is free and can be, too, by the axes that it is not split by; or
-        along the first of those that most of these divide: of stacks of layers that is often the layers."""
+        """State split along the largest dimension that is free and can be, too, by the axes that it is not split by, or
+        some of them; or along the first of those that most of these divide: of stacks of layers that is often the
+        layers."""
         state = {}
         for leaf in self.state:
             own, shape = dict(tensor.get(leaf, {})), self._shape(leaf)
             taken = [axis for found in own.values() for axis in found]
-            left = [axis for axis in axes if axis not in taken and axis.name not in self.slow]
+            left = [axis for axis in along or axes if axis not in taken and axis.name not in self.slow]
             able = {dim: self._axes(leaf, dim, left) for dim in range(len(shape)) if dim not in own}
             if any(able.values()):
                 dim = max(filter(able.get, able), key=lambda dim: len(able[dim]) if first else shape[dim])

@@ -1,6 +1,7 @@
 """`AUTO`: layouts of arguments and results that the planner chooses."""
 
 import pickle
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -249,9 +250,58 @@ def test_what_does_not_fit_is_not_chosen_where_a_usual_layout_fits(monkeypatch):
     assert plan.memory.peak > limit
     auto.clear_cache()
     monkeypatch.setattr(build._Making, "_freed", lambda *_: (chosen, {}))
-    monkeypatch.setattr(auto_layouts, "_cost", lambda plan: 0.0)
+    monkeypatch.setattr(auto_layouts, "_time", lambda plan: 0.0)
     monkeypatch.setattr(target, "memory_of", lambda mesh: limit / 0.9)
     assert auto.plan(*args).memory.peak <= limit
+
+
+def test_usual_layouts_are_compared_along_whole_axes_and_what_is_chosen_is_planned_as_it_is_stated(monkeypatch):
+    settings, plan_of = [], build.partition
+
+    def recorded(module, setting, *more):
+        settings.append(setting)
+        return plan_of(module, setting, *more)
+
+    monkeypatch.setattr(build, "partition", recorded)
+    sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, on_unknown="ignore").plan(
+        *arguments()
+    )
+    assert {setting.whole_axes for setting in settings if setting.policy.effort == 1} == {True}
+    assert {setting.whole_axes for setting in settings if setting.policy.effort != 1} == {False}
+
+
+class Tried(NamedTuple):
+    """A plan: `cost` counts what is hidden, `takes` does not; and what it takes where it is stated."""
+
+    cost: float
+    takes: float
+    peak: float = 1.0
+    stated: float = 0.0
+
+    @property
+    def time(self):
+        return SimpleNamespace(total=self.takes)
+
+    @property
+    def memory(self):
+        return SimpleNamespace(peak=self.peak)
+
+
+@pytest.mark.parametrize(
+    ("usual", "tried"),
+    [
+        ([Tried(9, 5, stated=6), Tried(8, 7)], [6]),  # by time, not by cost; the second one cannot be better
+        ([Tried(9, 5, stated=9), Tried(8, 6, stated=7), Tried(8, 6.5)], [9, 7]),  # one that does not keep its promise
+        ([Tried(9, 5, stated=9), Tried(8, 6, stated=9), Tried(8, 6.5)], [9, 9]),  # two at most
+        ([Tried(9, 5, peak=9), Tried(8, 8.5)], []),  # what does not fit is not tried where something does
+    ],
+)
+def test_usual_layouts_that_take_less_by_their_time_are_stated_too(usual, tried):
+    search = object.__new__(auto_layouts._Search)
+    search._limit, search._problems = 2.0, []
+    search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated))
+    found = Tried(8, 8)
+    assert [plan.takes for plan in search._better_stated(usual, usual, [found])] == tried
 
 
 def routed(weights, x):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a plan costs in all and sends, by the cost model, and the bytes that a device holds."""
+    """What a plan takes in all beside what is hidden, and sends, by the cost model, and the bytes that a device
+    holds."""
 
     cost: float
     sent: float
@@ -20,8 +21,8 @@ class AutomaticLayouts:
 
     Attributes:
         arguments, results: the paths of those that were left to it.
-        chosen: what the plan costs.
-        usual: what plans with the usual layouts cost, by their names, whatever memory they take.
+        chosen: what the plan takes.
+        usual: what plans with the usual layouts take, by their names, whatever memory that needs; along whole axes.
         limit: the bytes that a device may hold; infinite where nobody says.
     """
 

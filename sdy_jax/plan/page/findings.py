@@ -51,7 +51,8 @@ def _measured(record: PlanRecord, each: RecordedMeasured, beside: RecordedAutoma
     """What a plan sends, holds, and costs beside the chosen one, which comes first."""
     limit, chosen = beside.limit, beside.measured[0]
     too_much = ", too much" if limit is not None and each.peak > limit else ""
-    share = f"{each.cost / chosen.cost:.2f} of the cost" if chosen.cost else ""
+    takes = "time" if record.time.unit == "seconds" else "cost"
+    share = f"{each.cost / chosen.cost:.2f} of the {takes}" if chosen.cost else ""
     return f"sends {amount_text(record.time.unit, each.sent)}", f"holds {bytes_text(each.peak)}{too_much}", share
 
 

@@ -75,7 +75,7 @@ class RecordedLayouts:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMeasured:
-    """What a plan with some layouts of the border costs, sends and holds."""
+    """What a plan with some layouts of the border takes beside what is hidden, sends and holds."""
 
     name: str
     cost: float

@@ -30,7 +30,7 @@ from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.lowering.whole_program import layout_search, memory_search
 from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
-from sdy_jax.lowering.whole_program.memory_search import programs_tried
+from sdy_jax.lowering.whole_program.memory_search import FEW, ProgramsTried
 from sdy_jax.lowering.whole_program.use_times import place_uses
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -255,12 +255,12 @@ class Tried:
         self.program = SimpleNamespace(model=model, start=[0], charge_holding=charge_holding, most_operations=0.0)
         self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
-    def found(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
+    def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
         best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes)
-        return [
-            (walk.cost, walk.peak.total)
-            for walk in programs_tried(self.choices, best, self.walk((0, {})), room, self.walk)
-        ]
+        return ProgramsTried(self.choices, best, self.walk((0, {})), room, self.walk)
+
+    def found(self, *limits, **more):
+        return [(walk.cost, walk.peak.total) for walk in self.tried(*limits, **more).at_prices()]
 
     def walk(self, plan):
         """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
@@ -307,6 +307,17 @@ def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
     programs_tried.found(limit=5)
     assert set(programs_tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
+
+
+def test_prices_that_were_tried_are_not_tried_again_and_what_was_asked_for_is_kept(monkeypatch):
+    walks = [(10, 5), (4, 9), (5, 8), (6, 7), (6.5, 4), (6.2, 6), (6.3, 5)]
+    search = Tried(monkeypatch, walks)
+    trials = search.tried(limit=5)
+    assert len(trials.at_prices(FEW)) == 2 + FEW and len(search.prices) == 1 + FEW
+    every = trials.at_prices()
+    assert [(walk.cost, walk.peak.total) for walk in every] == Tried(monkeypatch, walks).found(limit=5)
+    assert len(search.prices) == len(every) - 1 and (6, 7) not in search.forgotten
+    assert trials.at_prices(FEW) == every[: 2 + FEW]
 
 
 def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does_not_send(monkeypatch):
@@ -421,7 +432,7 @@ def test_a_plan_has_to_save_half_a_percent(monkeypatch):
 
 def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
     """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
-    monkeypatch.setattr(layout_search, "programs_tried", None)
+    monkeypatch.setattr(layout_search, "ProgramsTried", None)
 
     def function(layers, x):
         def loss(layers):
