@@ -71,14 +71,18 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
         `Plan.save`: writes the file.
         `partition`: its `plan` runs it.
     """
+    return plan_from_json(plan_text(path), os.fspath(path))
+
+
+def plan_text(path: str | os.PathLike[str]) -> str:
+    """The text of a plan's file. Raises as `load_plan`, where it cannot be read."""
     try:
         with explained(f"{os.fspath(path)} cannot be read", "name a plan's file"):
-            text = Path(path).read_text(encoding="utf-8")
+            return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise _foreign(path, "it is no text") from None
     except ValueError as error:  # a name that no file can have
         raise SdyError(f"{os.fspath(path)!r} cannot be read: {error}; to fix: name a plan's file") from None
-    return plan_from_json(text, os.fspath(path))
 
 
 def is_saved_plan(path: str | os.PathLike[str]) -> bool:
