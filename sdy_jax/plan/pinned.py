@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -23,10 +24,11 @@ from sdy_jax.plan.pinning.digest import digest_of, program_text
 from sdy_jax.plan.pinning.replay import DoesNotFit
 from sdy_jax.plan.pinning.setting import planned_with_from
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.border import RecordedMesh
 from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.diff import diff
 from sdy_jax.plan.record.differences import PlanDiff
-from sdy_jax.plan.record.files import plan_from_json, plan_text
+from sdy_jax.plan.record.files import SavedPlan, plan_text
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.recording.record import versions
 from sdy_jax.plan.warn import warn_of
@@ -64,11 +66,11 @@ class PinnedPlan:
         return plan_text(self._given)  # type: ignore[arg-type]
 
     @cached_property
-    def _record(self) -> PlanRecord:
+    def _said(self) -> SavedPlan | PlanRecord:
         given = self._given
         if isinstance(given, Plan):
             return given.record(choices=True)
-        found = given if isinstance(given, PlanRecord) else plan_from_json(self._text, self.where)
+        found = given if isinstance(given, PlanRecord) else SavedPlan(self._text, self.where)
         if found.is_edited:
             raise PinnedPlanError(
                 f"{self.where} was edited, or damaged: its digest is not that of its choices. A pinned plan runs as it "
@@ -76,19 +78,37 @@ class PinnedPlan:
             )
         return found
 
+    @property
+    def _record(self) -> PlanRecord:
+        return self._said.record if isinstance(self._said, SavedPlan) else self._said
+
+    def _part(self, name: str) -> Any:
+        """An attribute of the record; of a file little else is read."""
+        return self._said.part(name) if isinstance(self._said, SavedPlan) else getattr(self._said, name)
+
     @cached_property
     def choices(self) -> RecordedChoices:
         """What it was made by."""
-        return _choices_of(self._record, self.where)
+        found: RecordedChoices | None = self._part("choices")
+        if found is not None:
+            return found
+        raise PinnedPlanError(
+            f"{self.where} says no choices: an older sdy_jax saved it, or it is of a local program; {_SAVE}"
+        )
+
+    @cached_property
+    def _mesh(self) -> RecordedMesh:
+        found: RecordedMesh = self._part("mesh")
+        return found
 
     @property
     def taken(self) -> tuple[int, ...]:
         """The numbers of microbatches that were left to the planner, in the order in which they were asked for."""
-        return next((each.microbatches for each in self._record.tried if each.chosen), ())
+        return next((each.microbatches for each in self._part("tried") if each.chosen), ())
 
     def is_on(self, mesh: Mesh) -> bool:
         """Whether the plan is on a mesh."""
-        own = self._record.mesh
+        own = self._mesh
         axes = [(axis.name, axis.size) for axis in own.axes] == [(axis.name, axis.size) for axis in mesh.axes]
         return axes and tuple(own.device_ids) == tuple(mesh.device_ids)
 
@@ -121,7 +141,7 @@ class PinnedPlan:
             PinnedPlanError: it is.
         """
         name = plan.name
-        plan = replace(plan, device_kind=self._record.mesh.device_kind)
+        plan = replace(plan, device_kind=self._mesh.device_kind)
         found = diff(self._record, plan)
         self._check_whether_changed(plan, found)
         if not found:
@@ -138,7 +158,7 @@ class PinnedPlan:
     def _check_mesh(self, name: str, program: Program) -> None:
         mesh = on_whole_axes(program).mesh
         if not self.is_on(mesh):
-            said = ", ".join(f"{axis.name}={axis.size}" for axis in self._record.mesh.axes)
+            said = ", ".join(f"{axis.name}={axis.size}" for axis in self._mesh.axes)
             raise PinnedPlanError(
                 f"{self.where} is a plan on the mesh {said or 'without axes'}, and {name} is partitioned on {mesh}; "
                 "to fix: pin a plan on this mesh"
@@ -192,7 +212,7 @@ class PinnedPlan:
             PinnedPlanError: the program and all versions are those with which the plan was made, and it is another one.
         """
         is_same = digest_of(program_text(plan.stages["traced"])) == self.choices.program
-        if is_same and self._record.versions == versions():
+        if is_same and self._part("versions") == versions():
             raise PinnedPlanError(
                 f"{self.where} says choices of which another program comes than it says:\n{found}\nit was edited, or "
                 f"sdy_jax was, and has the same version; {_SAVE}",
@@ -228,9 +248,3 @@ class _PinOf:
         if digest_of(program_text(plan.stages["partitioned"])) == self.choices.partitioned:
             return plan, fits
         return self.kept._compared(plan, self.on_change), False
-
-
-def _choices_of(record: PlanRecord, where: str) -> RecordedChoices:
-    if record.choices is not None:
-        return record.choices
-    raise PinnedPlanError(f"{where} says no choices: an older sdy_jax saved it, or it is of a local program; {_SAVE}")

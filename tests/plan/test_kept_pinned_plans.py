@@ -12,8 +12,9 @@ from kept_plans import noted_searches, same
 import sdy_jax as sdy
 from sdy_jax.calls import planned_call
 from sdy_jax.calls.options import Options
-from sdy_jax.plan import build, pinned
+from sdy_jax.plan import build
 from sdy_jax.plan.cache.folder import FOLDER
+from sdy_jax.plan.record.files import SavedPlan
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 V5E = sdy.CostModel.of_machine("tpu v5e", MESH.axis_names)
@@ -55,7 +56,7 @@ def work(monkeypatch):
         before = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args: done.append(what) or before(*args))
 
-    noted(pinned, "plan_from_json", "read")
+    noted(SavedPlan, "__init__", "read")
     noted(build._Making, "followed", "followed")
     noted(planned_call, "local_function", "emitted")
     return done
