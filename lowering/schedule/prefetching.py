@@ -8,7 +8,7 @@ See docs/explanation/schedule.md#prefetching.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jax.extend.mlir import ir
 
@@ -27,13 +27,13 @@ _FEWEST = 3
 """Trips from which on a loop is worth it. Guessed: its body is compiled twice, and of two trips only one is hidden."""
 
 
-def prefetch(proposal: Proposal, setting: Setting, limit: float) -> Inserted:
+def prefetch(proposal: Proposal, setting: Setting, limit: Callable[[], float]) -> Inserted:
     """Marks the gathers of a partitioned module that run one trip ahead, and says so in their records.
 
     Args:
         proposal: the module, whose collectives are all there.
         setting: what collectives cost, and the devices.
-        limit: the bytes that a device may hold.
+        limit: says the bytes that a device may hold.
 
     Returns:
         The collectives that the partitioner made, without those that are marked.
@@ -42,9 +42,10 @@ def prefetch(proposal: Proposal, setting: Setting, limit: float) -> Inserted:
     if setting.costs.unit != "seconds":
         return hiding.others
     graph = Graph(proposal.module)
-    held = peak_of(graph, setting.target).total
-    for op, count, hidden, size in _exposed(graph, proposal, setting.costs):
-        if held + size > limit:
+    exposed = list(_exposed(graph, proposal, setting.costs))
+    held, most = (peak_of(graph, setting.target).total, limit()) if exposed else (0.0, 0.0)
+    for op, count, hidden, size in exposed:
+        if held + size > most:
             continue
         held += size
         hiding.hide(op.mlir, hidden, is_ahead=True)

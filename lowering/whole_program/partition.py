@@ -59,7 +59,7 @@ def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[Parti
     proposal, setting = best.proposal, search.setting
     if search.can_be_planned:
         proposal.report.layouts = _choice(search.graph, best, search.proposed)
-    exposed = form_rings(proposal, prefetch(proposal, setting, search.limit), setting.costs)
+    exposed = form_rings(proposal, prefetch(proposal, setting, lambda: search.limit), setting.costs)
     choices = ProgramChoices(best.plan, proposal.layouts.decided if best.plan is None else {})
     return Partitioned(_combined(module, proposal, exposed, setting), choices)
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from jax.extend.mlir import ir
 
@@ -48,6 +49,26 @@ from sdy_jax.plan.sharding_display import report_shown
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 """Functions from a traced module to notes for its plan, registered by dialects."""
 
+
+class Pin(Protocol):
+    """A plan that is pinned."""
+
+    @property
+    def digest(self) -> str | None:
+        """What says that another one is equal."""
+
+    @property
+    def choices(self) -> RecordedChoices:
+        """What it was made by."""
+
+    def planned_with(self, program: Program) -> PlannedWith:
+        """With what it was made. Raises an error where it cannot be the plan of a program."""
+
+    def checked(self, plan: Plan) -> tuple[Plan, bool]:
+        """The plan that was made by these choices if it may run, and whether it is the pinned one, of which there is
+        nothing to say."""
+
+
 _PROPAGATE = Pass("sdy-user-priority-propagate", compat="sdy_jax")
 
 
@@ -58,7 +79,7 @@ def build_plan(
     source: str = "",
     *,
     is_trial: bool = False,
-    pinned: RecordedChoices | None = None,
+    pinned: Pin | None = None,
     kept: RecordedChoices | None = None,
     like: RecordedChoices | None = None,
 ) -> Plan:
@@ -70,12 +91,12 @@ def build_plan(
         given: the costs, the user's decisions and the devices for which it is planned.
         source: the line at which the program's shardings are given.
         is_trial: the plan is only to be compared with another one; its stages are not dumped.
-        pinned: choices to follow in place of a search; `given` is what they were made with.
+        pinned: a plan to follow in place of a search.
         kept: choices of another program, which are kept for the ops that this one has as well.
         like: likewise, of a program of other sizes, for arguments and results as well.
 
     Raises:
-        DoesNotFit: the choices are for another program.
+        DoesNotFit: the choices that are pinned are for another program.
     """
     context = program.module.context
     begun = time.monotonic()
@@ -137,7 +158,17 @@ class _Making:
         """The plan of a program."""
         return self.searched(program) if program.is_automatic else self.plan(program)
 
-    def pinned(self, program: Program, choices: RecordedChoices) -> Plan:
+    def pinned(self, program: Program, pin: Pin) -> Plan:
+        """The plan of a program that is pinned: from the cache, if it was made and checked before."""
+        digest = pin.digest
+        entry = digest and PlanEntry.of(self.name, program, self.given, self.source, digest)
+        if entry and (plan := entry.read()) is not None:
+            return replace(plan, planner=replace(self, given=plan.planned_with or self.given).again)
+        making = replace(self, given=pin.planned_with(program))
+        plan, is_pinned = pin.checked(making.followed(program, pin.choices))
+        return entry.write(plan) if entry and is_pinned else plan
+
+    def followed(self, program: Program, choices: RecordedChoices) -> Plan:
         """The plan of a program by choices that are known."""
         follow = Replay(choices)
         if not program.is_automatic:

@@ -22,6 +22,7 @@ from sdy_jax.plan.cache.relocation import Relocation
 from sdy_jax.plan.dump import VARIABLE as DUMPS
 from sdy_jax.plan.explanations.checkpoint_names import all_marks
 from sdy_jax.plan.importing import imported
+from sdy_jax.plan.pinning.setting import RecordedSetting, planned_with_from
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.record.codec import choices_text
@@ -41,18 +42,26 @@ class PlanEntry:
     program: Program
     given: PlannedWith
     source: str
+    is_pinned: bool
 
     @classmethod
-    def of(cls, name: str, program: Program, given: PlannedWith, source: str) -> PlanEntry | None:
-        """That of a program, which is about to be planned; None where plans are not kept, or this one cannot be."""
+    def of(
+        cls, name: str, program: Program, given: PlannedWith, source: str, pin: str | None = None
+    ) -> PlanEntry | None:
+        """That of a program, which is about to be planned; None where plans are not kept, or this one cannot be.
+
+        Args:
+            name, program, given, source: as of `build_plan`.
+            pin: the digest of the plan that is pinned, if one is.
+        """
         folder = cache_folder()
         if folder is None or os.environ.get(DUMPS):
             return None
         calls = calls_of_functions(program.module)
         if not can_be_cached(program, calls):
             return None
-        key = Key.of(program, given, source, all_marks(program.jaxpr), calls)
-        return cls(folder, key, name, program, given, source)
+        key = Key.of(program, given, source, all_marks(program.jaxpr), calls, pin)
+        return cls(folder, key, name, program, given, source, pin is not None)
 
     def read(self) -> Plan | None:
         """The plan that is kept; None where there is none, or what is there cannot be read."""
@@ -97,6 +106,7 @@ class PlanEntry:
         none, program = frozenset[int](), self.program
         program = replace(program, automatic_arguments=none, automatic_results=none)
         program = program.with_module(stages["partitioned"])
+        given, made_with = self.given, found.made_with
         return Plan(
             self.name,
             program,
@@ -106,7 +116,7 @@ class PlanEntry:
             stages,
             self.source,
             layouts=found.layouts,
-            planned_with=self.given,
+            planned_with=given if made_with is None else planned_with_from(made_with, given.inner),
             automatic=found.automatic,
             work_cost=found.work_cost,
             hidden_by_work=found.hidden_by_work,
@@ -142,5 +152,6 @@ class PlanEntry:
             plan.blocked,
             plan.automatic,
             choices_text(choices) if choices is not None else None,
+            RecordedSetting.of(plan.planned_with) if self.is_pinned and plan.planned_with else None,
         )
         return entry_bytes(self.key, self.source, found, stages, self.program.module.context)

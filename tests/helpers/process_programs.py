@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 from places import ROOT
 
 import sdy_jax as sdy
+from sdy_jax.calls import planned_call
 from sdy_jax.plan.estimates.fingerprint import digest
 
 HEARTBEAT = 4
@@ -157,6 +158,19 @@ def train(folder: Path) -> dict[str, Any]:
     }
 
 
+def train_apart(folder: Path) -> dict[str, Any]:
+    """As `train`, by the cache in the process's own one of the folders `KEPT`; and how many programs it emits."""
+    os.environ["SDY_JAX_CACHE_DIR"] = os.environ["KEPT"].split(os.pathsep)[jax.process_index()]
+    emitted, emit = [], planned_call.local_function
+
+    def noting(*args: Any) -> Any:
+        emitted.append(args)
+        return emit(*args)
+
+    planned_call.local_function = noting
+    return {**train(folder), "emitted": len(emitted)}
+
+
 def refused(run: Callable[[], Any]) -> tuple[str, float]:
     """The error, and after how many seconds."""
     start = time.monotonic()
@@ -240,7 +254,8 @@ def main() -> None:
     jax.distributed.initialize(
         f"127.0.0.1:{port}", int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=60
     )
-    report = {"train": train, "differ": differ, "die": die, "fail": fail, "resume": resume}[name](Path(folder))
+    programs = {program.__name__: program for program in (train, train_apart, differ, die, fail, resume)}
+    report = programs[name](Path(folder))
     (Path(folder) / f"{name}.{index}").write_text(json.dumps(report))
 
 

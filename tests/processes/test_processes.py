@@ -93,11 +93,17 @@ def test_without_its_coordinator_nobody_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.more("programs that are found")
-def test_processes_train_as_one_by_programs_that_are_found(tmp_path: Path, one_process: list[float]) -> None:
-    kept = tmp_path / "kept"
-    runs = [reports("train", 2, tmp_path, SDY_JAX_CACHE_DIR=str(kept)) for _ in range(2)]
-    assert {path.suffix for path in kept.iterdir()} == {".plan", ".module"}
+def test_processes_of_which_some_find_their_programs_train_as_one(tmp_path: Path, one_process: list[float]) -> None:
+    """Neither one that finds none nor one that keeps none runs anything else than one that finds all."""
+    kept, empty = tmp_path / "kept", tmp_path / "empty"
+    runs = [reports("train_apart", 2, tmp_path, KEPT=f"{kept}:{other}") for other in (kept, empty, 0)]
+    for folder in (kept, empty):
+        assert {path.suffix for path in folder.iterdir()} == {".plan", ".module"}
+    finding, others = zip(*runs[1:], strict=True)
+    assert all(report["emitted"] < runs[0][0]["emitted"] for report in finding)
+    assert all(report["emitted"] > finding[0]["emitted"] for report in others)
     for found in runs:
         for report in found:
             np.testing.assert_allclose(report["losses"], one_process, rtol=1e-5)
-            assert report["lowered"] == runs[0][0]["lowered"]
+            for same in ("fingerprint", "lowered"):
+                assert report[same] == runs[0][0][same], same

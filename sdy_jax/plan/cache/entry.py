@@ -23,6 +23,7 @@ from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recompute
 from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts
 from sdy_jax.plan.cache.data import Reader, Writer
 from sdy_jax.plan.cache.key import Key
+from sdy_jax.plan.pinning.setting import RecordedSetting
 
 _MAGIC = b"sdy_jax plan 1\n"
 _LOCATIONS = "locations"
@@ -34,7 +35,8 @@ _DIGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """What planning found out, but for the stages: as the attributes of `PlanFacts`."""
+    """What planning found out, but for the stages: as the attributes of `PlanFacts`; `made_with`: of a pinned plan what
+    its file says that it was made with."""
 
     collectives: tuple[CollectiveRecord, ...]
     notes: tuple[Note, ...]
@@ -45,6 +47,7 @@ class CachedPlan:
     blocked: tuple[InParts, ...]
     automatic: AutomaticLayouts | None
     choices: str | None
+    made_with: RecordedSetting | None
 
 
 class BrokenEntry(Exception):

@@ -19,7 +19,7 @@ from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.plan.border.planned_with import PlannedWith
 from sdy_jax.plan.pinning.digest import bytecode, digest_of, in_every_process
-from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
+from sdy_jax.plan.pinning.setting import RecordedSetting
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.version import __version__
 
@@ -55,6 +55,7 @@ class Key:
         source: str,
         held: Collection[Mark],
         calls: Iterable[ir.Operation] | None = None,
+        pin: str | None = None,
     ) -> Key:
         """That of a program.
 
@@ -62,6 +63,7 @@ class Key:
             program, given, source: as of `build_plan`.
             calls: those of functions of this process in the program, if they are known.
             held: the lines and types of values that are held where anything fits by that.
+            pin: the digest of the plan that is pinned, if one is.
         """
         functions = keys_of(calls_of_functions(program.module) if calls is None else calls)
         module = in_every_process(program.module, functions)
@@ -69,8 +71,8 @@ class Key:
         said = [
             *_versions(),
             *_of_program(program),
-            repr((recorded_costs(given.costs), recorded_policy(given.policy), recorded_target(given.target))),
-            repr(given.inner),
+            repr(RecordedSetting.of(given)),
+            repr((given.inner, pin)),
             *_of_locations(program.module, with_lines, held),
             digest_of(bytecode(module, with_lines=False)),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sdy_jax.errors import SdyError
@@ -120,8 +120,22 @@ def _said(number: float) -> float | None:
     return None if number == _UNSAID else number
 
 
-def planned_with_from(recorded: RecordedChoices, inner: bool) -> PlannedWith:
-    """With what the plan was made whose choices data says.
+@dataclass(frozen=True, slots=True)
+class RecordedSetting:
+    """What a plan was made with."""
+
+    costs: RecordedCosts
+    policy: RecordedPolicy
+    target: RecordedTarget
+
+    @classmethod
+    def of(cls, given: PlannedWith) -> RecordedSetting:
+        """That as data."""
+        return cls(recorded_costs(given.costs), recorded_policy(given.policy), recorded_target(given.target))
+
+
+def planned_with_from(recorded: RecordedChoices | RecordedSetting, inner: bool) -> PlannedWith:
+    """With what the plan was made whose choices, or setting, data says.
 
     Raises:
         SdyError: it names what is not known here.

@@ -95,6 +95,16 @@ class Decoder:
             return self._object(kind, data, where)
         return _scalar(kind, data, where)
 
+    def attribute(self, kind: type, data: Any, name: str, where: str) -> Any:
+        """An attribute of the record that JSON says, without the others."""
+        field, hint = next(found for found in _fields(kind) if found[0].name == name)
+        given = _checked(data, dict, where)
+        if name in given:
+            return self.decoded(hint, given[name], f"{where}.{name}")
+        if field.default is MISSING:
+            raise SdyError(f"{where} has no {name!r}")
+        return field.default
+
     def _object(self, kind: type, data: Any, where: str) -> Any:
         given, found = _checked(data, dict, where), {}
         for field, hint in _fields(kind):

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,18 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
         `Plan.save`: writes the file.
         `partition`: its `plan` runs it.
     """
+    return plan_from_json(plan_text(path), os.fspath(path))
+
+
+def plan_text(path: str | os.PathLike[str]) -> str:
+    """The text of a plan's file. Raises as `load_plan`, where it cannot be read."""
     try:
         with explained(f"{os.fspath(path)} cannot be read", "name a plan's file"):
-            text = Path(path).read_text(encoding="utf-8")
+            return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise _foreign(path, "it is no text") from None
     except ValueError as error:  # a name that no file can have
         raise SdyError(f"{os.fspath(path)!r} cannot be read: {error}; to fix: name a plan's file") from None
-    return plan_from_json(text, os.fspath(path))
 
 
 def is_saved_plan(path: str | os.PathLike[str]) -> bool:
@@ -104,26 +109,67 @@ def plan_json(record: PlanRecord, page: Sequence[str] = ()) -> str:
 
 def plan_from_json(text: str, path: str = "the text") -> PlanRecord:
     """The plan that a text says; errors call it `path`."""
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _foreign(path, f"it is no JSON: {error}") from None
-    if not isinstance(whole, dict) or whole.get("kind") != _KIND:
-        raise _foreign(path, f'it does not say "kind": "{_KIND}"')
-    version = whole.get("format")
-    if not isinstance(version, int) or version < 1:
-        raise SdyError(f"{path} is damaged: its format is {version!r}; to fix: save the plan again")
-    if version > FORMAT:
-        by = whole.get("written_by", "a newer sdy_jax")
-        known = f"which this sdy_jax does not know (it reads up to {FORMAT})"
-        raise SdyError(f"{path} is in format {version}, written by {by}, {known}; to fix: upgrade sdy_jax")
-    try:
-        found: PlanRecord = Decoder(whole.get("tables")).decoded(PlanRecord, whole.get("plan"), "plan")
-        check_references(found)
-    except SdyError as error:
-        raise SdyError(f"{path} is damaged: {error}; to fix: save the plan again") from None
-    is_edited = found.choices is not None and whole.get("digest") != _digest(whole)
-    return replace(found, is_edited=True) if is_edited else found
+    return SavedPlan(text, path).record
+
+
+class SavedPlan:
+    """A plan as text, of which parts are read when they are asked for.
+
+    Args:
+        text: that of its file.
+        path: what errors call it.
+
+    Raises:
+        SdyError: it is no plan, or of a newer version of sdy_jax; where it is damaged, when that is read.
+    """
+
+    def __init__(self, text: str, path: str):
+        self._path = path
+        try:
+            whole = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _foreign(path, f"it is no JSON: {error}") from None
+        if not isinstance(whole, dict) or whole.get("kind") != _KIND:
+            raise _foreign(path, f'it does not say "kind": "{_KIND}"')
+        version = whole.get("format")
+        if not isinstance(version, int) or version < 1:
+            raise SdyError(f"{path} is damaged: its format is {version!r}; to fix: save the plan again")
+        if version > FORMAT:
+            by = whole.get("written_by", "a newer sdy_jax")
+            known = f"which this sdy_jax does not know (it reads up to {FORMAT})"
+            raise SdyError(f"{path} is in format {version}, written by {by}, {known}; to fix: upgrade sdy_jax")
+        self._whole: Mapping[str, Any] = whole
+
+    @cached_property
+    def is_edited(self) -> bool:
+        """Whether it says choices, and is not as it was written."""
+        said = self._whole.get("plan")
+        has_choices = isinstance(said, dict) and said.get("choices") is not None
+        return has_choices and self._whole.get("digest") != _digest(self._whole)
+
+    def part(self, name: str) -> Any:
+        """An attribute of the record."""
+        with self._damaged():
+            return self._decoder.attribute(PlanRecord, self._whole.get("plan"), name, "plan")
+
+    @cached_property
+    def record(self) -> PlanRecord:
+        """All of it."""
+        with self._damaged():
+            found: PlanRecord = self._decoder.decoded(PlanRecord, self._whole.get("plan"), "plan")
+            check_references(found)
+        return replace(found, is_edited=True) if self.is_edited else found
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return Decoder(self._whole.get("tables"))
+
+    @contextmanager
+    def _damaged(self) -> Iterator[None]:
+        try:
+            yield
+        except SdyError as error:
+            raise SdyError(f"{self._path} is damaged: {error}; to fix: save the plan again") from None
 
 
 def _digest(whole: Mapping[str, Any]) -> str:
