@@ -17,7 +17,7 @@ from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.local_search import LEAST, improved_locally
 from sdy_jax.lowering.solve.moves import Move, everything, moves_of
-from sdy_jax.lowering.solve.restriction import RestrictedProgram, Solved
+from sdy_jax.lowering.solve.restriction import RestrictedProgram, Solved, learn_prices
 from sdy_jax.representation.mesh import AxisRef
 
 _MOST_MOVES = 12
@@ -53,8 +53,11 @@ def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Move]) -> Chosen:
     """What the moves lead to, one after the other, until none leads further: all have failed in a row, or all others
     since one did not, which left nothing of its own kind to be found."""
     best, least, failed, others = start, model.cost(start), 0, len(moves)
+    first = {move: RestrictedProgram(model, start, move) for move in moves}
+    learn_prices(model, first.values())
     for _, move in zip(range(_MOST_MOVES), cycle(moves)):
-        found = RestrictedProgram(model, best, move).solved().choice
+        program = first[move] if best is start else RestrictedProgram(model, best, move)
+        found = program.solved().choice
         cost = model.cost(found)
         if cost < least * (1 - LEAST):
             best, least, failed, others = found, cost, 0, len(moves) - 1

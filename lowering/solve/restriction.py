@@ -10,8 +10,8 @@ See docs/explanation/planner.md#shared-layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -64,10 +64,10 @@ class RestrictedProgram:
         self._matrices: dict[object, Costs] = {}
         self._allowed = [self._allowed_candidates(node, move) for node in range(len(model.nodes))]
         self._uses = [self._different_uses(value) for value in model.values]
-        self._learn_prices()
 
     def solved(self) -> Solved:
         """The best choice that the solver finds: no worse than the present one, as far as it sees."""
+        learn_prices(self._model, [self])
         costs, start = list[Costs](), list[int]()
         numbers, all_shared = list[int](), dict[int, list[_SharedLayout]]()
         for node in range(len(self._model.nodes)):
@@ -122,14 +122,11 @@ class RestrictedProgram:
 
     # Costs.
 
-    def _learn_prices(self) -> None:
-        """Prices all reshards that may occur, class by class: at once they cost little more than one by one."""
-        found: dict[ValueClass, dict[int, None]] = {}
+    def layouts(self) -> Iterator[tuple[ValueClass, Iterable[int]]]:
+        """The layouts between which values may have to be moved, with the values' classes."""
         for value, uses in zip(self._model.values, self._uses, strict=True):
             if uses:
-                found.setdefault(value.shape, {}).update(dict.fromkeys(self._layouts_around(value)))
-        for of, layouts in found.items():
-            self._model.prices.learn(of, layouts)
+                yield value.shape, self._layouts_around(value)
 
     def _shared_layouts(self, value: ModelValue, uses: list[Port], number: int) -> list[_SharedLayout]:
         """The shared layouts of a value, one per phase, numbered from here; none for a value with a single use."""
@@ -230,6 +227,16 @@ class RestrictedProgram:
         held = np.where(np.isin(layouts, at_hand), 0.0, held)
         kept = self._matrix(value.shape, layouts, layouts) + held[:, None]
         return np.minimum(kept, self._matrix(value.shape, at_hand, layouts))
+
+
+def learn_prices(model: ProgramModel, programs: Iterable[RestrictedProgram]) -> None:
+    """Prices all reshards that may occur in some programs, class by class: at once they cost little more than one by
+    one."""
+    found: dict[ValueClass, dict[int, None]] = {}
+    for of, layouts in chain.from_iterable(program.layouts() for program in programs):
+        found.setdefault(of, {}).update(dict.fromkeys(layouts))
+    for of, layouts in found.items():
+        model.prices.learn(of, layouts)
 
 
 def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], float]) -> list[list[int]]:

@@ -42,6 +42,7 @@ class ShapeClass:
         self._cuts = _cuts(mesh, layouts)
         self.atoms = [(name, low, high // low) for name, cuts in self._cuts.items() for low, high in pairwise(cuts)]
         self._numbers = {atom: number for number, atom in enumerate(self.atoms)}
+        self._atoms_of: dict[Axes, tuple[int, ...]] = {(): ()}
         self.sizes = tuple([size for *_, size in self.atoms])
         devices = math.prod(self.sizes)
         blocks = [math.gcd(n, devices) for n in shape]
@@ -50,6 +51,7 @@ class ShapeClass:
             used = {dim for layout in layouts for dim, axes in enumerate(layout.axes) if axes}
             spare = [dim for dim in self._dims if dim not in used]
             self._dims = sorted({*used, *sorted(spare, key=lambda dim: -blocks[dim])[:1]})
+        self._dims.sort(key=blocks.__getitem__)  # so that classes of transposed tensors are one
         self.blocks = tuple([blocks[dim] for dim in self._dims])
         self._shape = shape
 
@@ -72,6 +74,11 @@ class ShapeClass:
         return State(dims, mask_of(self._split(layout.unreduced_axes)))
 
     def _split(self, axes: Axes) -> tuple[int, ...]:
+        if axes not in self._atoms_of:
+            self._atoms_of[axes] = self._atoms_in(axes)
+        return self._atoms_of[axes]
+
+    def _atoms_in(self, axes: Axes) -> tuple[int, ...]:
         ends = [(a.name, a.pre_size, a.pre_size * a.size(self._mesh)) for a in axes]
         return tuple(
             [

@@ -308,6 +308,17 @@ def test_a_price_does_not_depend_on_what_else_is_at_hand():
         assert planned <= prices[i, j] <= 4 * planned  # two steps out of order may be one too many
 
 
+def test_a_transposed_tensor_is_of_the_class_of_the_other():
+    """Its routes are found once, and what they cost is the same."""
+    given = layouts(CUBE, (8, 16))
+    turned = [TensorSharding.closed("m", s.axes[::-1], s.unreduced_axes) for s in given]
+    both = [classes.ShapeClass(shape, CUBE, each).blocks for shape, each in (((8, 16), given), ((16, 8), turned))]
+    assert both[0] == both[1]
+    book = RoutePrices("m", CUBE, COSTS)
+    found = book.matrix((8, 16), 4.0, given, given)
+    np.testing.assert_array_equal(found, book.matrix((16, 8), 4.0, turned, turned))
+
+
 _CHILD = """
 from test_planning_routes import CUBE, COSTS, RoutePrices, layouts
 given = layouts(CUBE, (8, 16))
