@@ -12,7 +12,7 @@ are in loops of their own (`Table.segments`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any
@@ -92,15 +92,15 @@ class Executor:
     def run(self, state: State, columns: Sequence[Any], segments: Sequence[Sequence[Trip]]) -> State:
         """The state after some segments, whose columns are given as arrays of shape (trips, rows, columns)."""
         for each, trips in zip(columns, segments, strict=True):
-            state, _ = lax.scan(partial(self._trip, trips[0]), state, each)
+            crossing = {row.kind for trip in trips for row in trip if row.crosses}
+            state, _ = lax.scan(partial(self._trip, [row.kind for row in trips[0]], crossing), state, each)
         return state
 
-    def _trip(self, like: Trip, state: State, rows: Any) -> tuple[State, None]:
-        crossing = {row.kind for row in like if row.crosses}
+    def _trip(self, kinds: Sequence[Kind], crossing: Set[Kind], state: State, rows: Any) -> tuple[State, None]:
         if Kind.FORWARD in crossing:
             with jax.named_scope(scope_of(Kind.FORWARD)):
                 state = state | {"up": self._sent(state["up"], 1)}
-        for i, kind in enumerate(row.kind for row in like):
+        for i, kind in enumerate(kinds):
             cell = Cell(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
             with jax.named_scope(scope_of(kind)):
                 state = state | _ROWS[kind](self, state, cell)
@@ -255,11 +255,11 @@ _ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
 }
 
 
-def columns_of(slots: Slots, table: Table, part: Table) -> list[np.ndarray[Any, Any]]:
-    """The columns of the segments of a part of a table, each of shape (trips, stages, rows of a trip, columns)."""
+def columns_of(slots: Slots, table: Table, segments: Sequence[Sequence[Trip]]) -> list[np.ndarray[Any, Any]]:
+    """The columns of segments of a table, each of shape (trips, stages, rows of a trip, columns)."""
     by_row = dict(zip(map(id, table.rows), slots.columns, strict=True))
     found = []
-    for trips in part.segments:
+    for trips in segments:
         each = [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in trips]
         found.append(np.asarray(each, np.int32).swapaxes(1, 2))
     return found

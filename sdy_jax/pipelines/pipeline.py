@@ -77,7 +77,8 @@ def pipeline(
         layer: `layer(weights, x)`, then `extra` and `key` if they are given: from one layer's weights and activations
             to activations of the same types. With `has_aux`, to these and auxiliary results. It may communicate over
             no mesh axis by itself, but for `shard_map`s over other axes. Or a function per layer, where layers differ:
-            each gets its own layer's weights, and a stage runs those of its layers alone.
+            each gets its own layer's weights, and a stage runs those of its layers alone, once more in the backward
+            pass. Where a stage has several devices, each runs them for its own rows of a microbatch.
         weights: a tree of arrays whose first dimension is that of layers. Split it over `axis`, `P("stage", ...)`, so
             that each stage holds its own; with several rounds, or where stages do not divide the layers, they are
             moved there (missing layers are computed with the last one's weights, and dropped). Of a function per layer
@@ -91,7 +92,8 @@ def pipeline(
             All pipelines of a line take the same; of several lines all combinations are planned.
         schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble".
         rounds: how many groups of layers each stage holds, for "interleaved"; 2 unless given.
-        key: a random key; each layer gets `fold_in(fold_in(key, layer), microbatch)`.
+        key: a random key; each layer gets `fold_in(fold_in(key, layer), microbatch)`, and where functions differ, each
+            part of the rows that `fold_in` its number.
         has_aux: whether `layer` returns `(x, aux)`.
         loss: `loss(x)`, or `loss(x, targets)`: from the last activations of a microbatch to a number. It is computed on
             the last stage, in turn with the layers; parameters of it are what it closes over.
@@ -112,7 +114,8 @@ def pipeline(
         ArgumentError: an unknown schedule; arrays whose first dimensions differ; a batch that microbatches do not
             divide; several numbers of them where nothing is planned; a layer that changes the types of activations; a
             loss that is no number; not as many functions as layers.
-        UnsupportedError: different functions where a stage has several devices; types of sums that wait.
+        UnsupportedError: types of sums that wait; functions that differ, where a stage has several devices, and a
+            function looks at several rows at once, `has_aux`, or Explicit axes.
 
     Example:
         >>> mesh = jax.make_mesh((4, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -28,6 +28,7 @@ class Region:
         axis: the axis with the stages.
         stages: its size.
         alone: whether a stage is one device.
+        planned: whether `sdy.partition` plans what runs in it.
         around: the mesh whose types arrays have outside of it, if it has Explicit axes.
     """
 
@@ -35,6 +36,7 @@ class Region:
     axis: str
     stages: int
     alone: bool
+    planned: bool
     around: Any
 
     @property
@@ -122,7 +124,7 @@ def region_of(axis: str, mesh: Any) -> Region:
     others = (size for name, size in known.shape.items() if name != axis)
     typed = getattr(known, "abstract_mesh", known) if explicit_axes(known) else None
     mesh = None if known is around else mesh
-    return Region(mesh, axis, known.shape[axis], all(size == 1 for size in others), typed)
+    return Region(mesh, axis, known.shape[axis], all(size == 1 for size in others), partition is not None, typed)
 
 
 def _check_axis(axis: Any, mesh: Any) -> None:

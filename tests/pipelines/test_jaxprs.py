@@ -12,7 +12,7 @@ from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses
 from sdy_jax.pipelines.region import Region
 
 ROWS, WIDTH, HIDDEN = 8, 16, 64
-REGION = Region(None, "stage", 4, alone=True, around=None)
+REGION = Region(None, "stage", 4, alone=True, planned=False, around=None)
 
 
 def mlp(x, up, down):

@@ -99,14 +99,20 @@ def test_slots_are_not_written_while_they_are_read_later(schedule: str) -> None:
 def test_loops_run_all_rows_in_order_and_send_only_what_is_taken(schedule: str) -> None:
     for stages, microbatches, rounds in SIZES[::3]:
         table = pipeline_schedule(schedule, stages, microbatches, rounds)
-        assert tuple(row for loop in table.segments for trip in loop for row in trip) == table.rows
-        for loop in table.segments:
+        assert tuple(row for loop in table.segments() for trip in loop for row in trip) == table.rows
+        for loop in table.segments():
             assert len({tuple((row.kind, row.crosses) for row in trip) for trip in loop}) == 1
         taken = [(each, table._sender(*each)) for each in table.times]
         across = [(each, sender) for each, sender in taken if sender and sender[0] is each[0] and stages > 1]
         received = {table.times[each] for each, _ in across if each[0] is Kind.FORWARD}
         sent = {table.times[sender] for each, sender in across if each[0] is Kind.BACKWARD}
         assert received | sent == {time for time, row in enumerate(table.rows) if row.crosses}
+
+
+def test_the_last_backward_row_may_be_in_the_loop_of_those_before_it() -> None:
+    table = pipeline_schedule("1f1b", 3, 8)
+    assert list(map(len, table.segments())) == [1, 2, 7, 2, 1]
+    assert list(map(len, table.segments(sends_last=True))) == [1, 2, 7, 3]
 
 
 def test_forwards_before_all_else_are_a_pass_of_their_own() -> None:

@@ -134,15 +134,22 @@ class Table:
         kinds = [row.kind for row in self.rows]
         return Kind.FORWARD not in kinds[kinds.count(Kind.FORWARD) :]
 
-    @property
-    def segments(self) -> tuple[tuple[Trip, ...], ...]:
+    def segments(self, sends_last: bool = False) -> tuple[tuple[Trip, ...], ...]:
         """The rows as loops run them: consecutive trips whose rows are of the same kinds, and cross or do not, are one
         loop. Where stages send, trips begin with their backward rows here: so both directions have a row to travel
-        beside in each trip of a loop that has both, and both cross in all of its trips."""
+        beside in each trip of a loop that has both, and both cross in all of its trips.
+
+        Args:
+            sends_last: whether the last backward row is in the loop of those before it, and sends like these what
+                nobody takes: one loop less that adds to gradients.
+        """
         crosses = any(row.crosses for row in self.rows)
         trips = _from_backward_rows(self.rows) if crosses else self.trips
-        loops = itertools.groupby(trips, key=lambda trip: [(row.kind, row.crosses) for row in trip])
-        return tuple(tuple(map(tuple, loop)) for _, loop in loops)
+
+        def alike(trip: Iterable[Row]) -> list[tuple[Kind, bool]]:
+            return [(row.kind, row.crosses or (sends_last and row.kind is Kind.BACKWARD)) for row in trip]
+
+        return tuple(tuple(map(tuple, loop)) for _, loop in itertools.groupby(trips, key=alike))
 
     def held(self) -> tuple[int, ...]:
         """How many microbatches of a group each stage holds at most between their forward and backward rows."""
