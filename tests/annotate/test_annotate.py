@@ -517,7 +517,6 @@ def doubled_in_reverse(x):
 doubled_in_reverse.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * ct * jnp.cos(x),))
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize(
     "fun",
     [

@@ -60,7 +60,6 @@ def test_the_plan_is_that_of_a_mesh_of_devices(given, kind):
     assert str(plans[0]) == str(plans[1]) and plans[0].mlir() == plans[1].mlir()
 
 
-@pytest.mark.dear
 @KINDS
 def test_the_compiled_program_is_that_of_a_mesh_of_devices(kind):
     lowered = partitioned(AbstractMesh(SIZES, NAMES, axis_types=(kind,) * 2)).lower(*TYPES)
@@ -84,7 +83,6 @@ def test_axes_may_be_split():
     assert function.trace(x).out_info[1].shape == ()
 
 
-@pytest.mark.dear
 @KINDS
 def test_calls_run_on_the_devices_of_their_arguments(kind):
     mesh = with_devices(kind)

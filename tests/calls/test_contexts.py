@@ -193,7 +193,6 @@ MAPPED = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", MAPPED)
 def test_a_shard_map_on_another_mesh_of_the_devices(name):
     inner, spec, body = MAPPED[name]
@@ -486,7 +485,6 @@ MOVED_INSIDE = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", MOVED_INSIDE)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_arrays_are_moved_inside_to_another_mesh_with_explicit_axes(name, kind):

@@ -121,7 +121,6 @@ def test_a_function_with_a_custom_vjp_has_no_tangents_as_in_jax(mesh):
         jax.jvp(partitioned(FUNCTIONS["custom_vjp"], mesh), (X,), (X,))
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("way", ["grad", "value_and_grad under jit", "jvp", "grad of scan"])
 def test_what_a_function_closes_over_has_gradients_too(mesh, way):
     how = {**WAYS, **FORWARDS}[way]
@@ -330,7 +329,6 @@ LINEAR = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", LINEAR)
 def test_what_pushes_tangents_forward_is_taken_apart_where_it_is_transposed(mesh, name):
     """One program of results and tangents has no transpose."""

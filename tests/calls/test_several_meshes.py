@@ -52,7 +52,6 @@ def used_mesh(results):
     return jax.tree.leaves(results)[0].sharding.mesh
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("batch", [8, 256])
 def test_the_mesh_with_the_plan_that_takes_least_is_used(batch):
     args = arguments(batch)

@@ -265,7 +265,6 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path):
     assert (done.returncode, done.stderr) == (1, "<stdout>: error: No space left on device\n")
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize(
     ("ending", "status", "error"),
     [("m.mlir >&-", 0, ""), ("- <&-", 1, "<stdin>: error: standard input is closed\n")],

@@ -98,7 +98,6 @@ def test_bad_options(
     assert any(part in error for part in message.split("|")) and "Traceback" not in error
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize(
     ("sizes", "batch", "slow"),
     [

@@ -159,7 +159,6 @@ def test_the_origins_of_a_value_that_is_returned_twice_are_written_once():
     assert ["sharding_origins" in line for line in lines if "res_attrs" in line] == [False, True, True]
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("text", [T41, MANUAL, TWICE], ids=["T41", "manual", "twice"])
 def test_these_programs_are_explained_as_the_oracle_explains_them(text):
     cases = [(text, f"sdy-add-data-flow-edges,sdy-user-priority-propagate{{{option}}}") for option in (EDGES, ORIGINS)]

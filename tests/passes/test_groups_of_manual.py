@@ -41,7 +41,6 @@ ACROSS = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("how", ACROSS)
 def test_groups_across_the_border_are_refused(how):
     text, message = ACROSS[how]

@@ -366,7 +366,6 @@ def test_what_is_called_after_each_pass_sees_the_module_in_the_order_of_the_pass
     assert passes.run(TANH, pipeline) == passes.run(TANH, _text(pipeline))
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", SOUGHT)
 def test_a_pass_that_pipelines_leave_out_would_change_nothing(name: str) -> None:
     each = Pass(name)
@@ -439,7 +438,6 @@ func.func @main(%x: tensor<8x16xf32>) -> tensor<8x16xf32> {
 }"""
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("pipeline", ["sdy-propagation-pipeline", "sdy-export-pipeline"])
 def test_what_nothing_uses_goes_as_in_the_oracle(pipeline: str) -> None:
     (expected,) = run_passes([(DEAD, pipeline)])

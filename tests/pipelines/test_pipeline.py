@@ -147,7 +147,6 @@ def test_auxiliary_results_beside_a_loss(schedule: str) -> None:
     agree(*(jax.jit(jax.value_and_grad(partial(total, f), (0, 1)))(WEIGHTS, X) for f in (ours, theirs)), 1e-4)  # type: ignore[misc]
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("is_read", [False, True])
 def test_auxiliary_results_without_derivatives_cost_no_second_run(is_read: bool) -> None:
     def step(w: Any, x: Any) -> Any:

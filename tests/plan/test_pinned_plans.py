@@ -132,7 +132,6 @@ REWRITTEN = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("how", REWRITTEN)
 @pytest.mark.parametrize("costs", [None, sdy.CostModel.of_machine("tpu v5e", ["x"])], ids=["bytes", "v5e"])
 def test_what_is_rewritten_for_memory_is_rewritten_as_it_was(file, searches, how, costs):

@@ -86,7 +86,6 @@ def programs(edge: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("sharding", ["", 'sharding=<@mesh, [{"a", ?}]>'])
 def test_sinking_leaves_no_edge_as_in_the_oracle(sharding: str) -> None:
     texts = [MESHES + text for text in programs(f"%e = sdy.data_flow_edge %VALUE {sharding} : {V}").values()]

@@ -44,7 +44,6 @@ def _outcome(kind: type[Engine], module: ir.Module, strategy: str) -> tuple[list
     return shardings, [event[1:] for event in events], [str(op.mlir.name) for op in engine.liveness.dead]
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("strategy", ["aggressive", "basic-then-aggressive"])
 def test_leaving_out_settled_ops_changes_neither_shardings_nor_their_order(strategy: str) -> None:
     for seed in range(40):

@@ -174,7 +174,6 @@ def test_every_rule_is_checked_and_named(table, check):
         assert isinstance(caught.value, ParseError) or str(caught.value).startswith(f"[{rule}] ")
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize(("table", "check", "module"), TABLES, ids=["mesh", "sharding", "rule"])
 def test_jaxlib_accepts_and_rejects_the_same(table, check, module):
     answers = parse_modules(module(text) for _, text, _ in table)

@@ -192,7 +192,6 @@ def ring(x):
     return sdy.shard.send_recv(x, grid_axes=1, source=[(me - 1) % size], destination=[(me + 1) % size])
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_derivatives_are_those_of_the_model(check_vma):
     """Along random directions: of a sum of all results with random weights, forward and backward."""

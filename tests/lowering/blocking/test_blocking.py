@@ -327,7 +327,6 @@ def sent_by_hand(q, k):
     return min(gathered, by_heads) if not k.shape[2] % 8 else gathered
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_sequences_that_are_split_send_no_more_than_by_hand(kv_heads):
     args = split_sequences(kv_heads)

@@ -187,7 +187,6 @@ def test_freed_copies_stay_freed():
     assert len(together.collectives) < len(apart.collectives)
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_limits_of_memory_hold(name):
     blocks, arguments, spec = PROGRAMS[name]
@@ -255,7 +254,6 @@ ALIKE = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, bool])
 @pytest.mark.parametrize("case", ALIKE)
 def test_blocks_of_one_shape_are_stacked(case, dtype, as_on_tpus):

@@ -96,7 +96,6 @@ def test_a_stack_that_is_sent_alike_in_either_case_is_not_kept():
     assert gathered(agreed(layers, X, W, mesh=LINE, **specs)) == [("all_gather", 16, KEPT * LAYER)]
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("are_large", [False, True])
 def test_a_stack_on_two_axes(are_large, request):
     if are_large:
@@ -156,7 +155,6 @@ def decode(cache, query, new, i):
 CACHE = P(None, "x")
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize(
     "update",
     [

@@ -150,7 +150,6 @@ def run(function, x, spec, mesh=PLANE):
     return plan
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", TWO)
 def test_axes_move_between_dimensions_in_strips(name):
     shape, source, target, elements = TWO[name]

@@ -30,7 +30,6 @@ def factored(request, monkeypatch):
         monkeypatch.setattr(tables, "DENSE", 0)
 
 
-@pytest.mark.dear
 @pytest.mark.usefixtures("factored")
 def test_small_problems_are_solved_optimally():
     for seed in range(300):
@@ -40,7 +39,6 @@ def test_small_problems_are_solved_optimally():
         assert solution.is_optimal and solution.bound <= solution.cost, seed
 
 
-@pytest.mark.dear
 @pytest.mark.usefixtures("factored")
 def test_messages_give_a_valid_bound():
     for seed in range(200):
@@ -142,7 +140,6 @@ def test_bands_are_solved_as_by_dynamic_programming(width):
         assert solution.is_optimal
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("start", [False, True])
 def test_contraction_alone_keeps_an_optimum(start, monkeypatch):
     """Elimination of single nodes is switched off, so that all is left to dominance."""

@@ -152,7 +152,6 @@ func.func @main(%a: tensor<2x16x16xf32>, %b: tensor<2x16x3xf32>) -> tensor<2x16x
 """
 
 
-@pytest.mark.dear
 @pytest.mark.usefixtures("work_is_expensive")
 @pytest.mark.parametrize("lower", [True, False])
 def test_the_ops_split_as_the_calls_do(lower):
@@ -213,7 +212,6 @@ def test_rows_that_are_too_few_for_triangles_are_gathered(rows):
     assert "all_reduce" not in {c.kind for c in plan.collectives}, plan
 
 
-@pytest.mark.dear
 @pytest.mark.usefixtures("work_is_expensive")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
 def test_the_qr_of_uneven_rows(dtype):

@@ -247,7 +247,6 @@ def loss(x, w):
     return f(jnp.sin(x), w * 2) + (x @ w).sum()
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("specs", [(BOTH, P(None, "model")), (P("model"), P("data"))])
 def test_derivatives(mesh, specs):
     both = jax.value_and_grad(loss, (0, 1))

@@ -359,7 +359,6 @@ SOLVE = (
 )
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize(("left", "spec"), [("true", P(None, None, "y")), ("false", P("x", "y"))])
 def test_right_hand_sides_are_solved_where_they_lie(left, spec):
     shape = "16x8" if left == "true" else "8x16"

@@ -147,7 +147,6 @@ SPLIT_KERNELS = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("rows", [8, 5, 3])
 @pytest.mark.parametrize("name", SPLIT_KERNELS)
 def test_kernels_split_over_rows(name, rows):
@@ -307,7 +306,6 @@ def test_more_random_windows(family):
     check_random(family, set(range(100, 300)) - set(LEFT_OUT.get(family, {})))
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "complex64"])
 def test_element_types(dtype):
     x, kernel = (jnp.asarray(integers(*shape)).astype(dtype) for shape in ((1, 13, 5, 2), (3, 3, 2, 2)))

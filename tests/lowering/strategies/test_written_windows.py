@@ -77,7 +77,6 @@ def test_infinite_numbers_stay_on_their_side():
     check(lambda u: u.at[1:-1, 1:-1].set(smoothed(u)), [u], [P("x", "y")], P("x", "y"), layouts="global", rtol=1e-5)
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", ["set", "add", "dynamic_update_slice"])
 def test_derivatives_move_strips_too(name):
     def loss(u):

@@ -61,7 +61,6 @@ def cut_ops(stage):
     return [line for line in lines if re.search(r'"\w+":\(', line)]
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("function", [attention, jax.grad(lambda x, w: attention(x, w).sum(), argnums=1)])
 def test_many_parts_of_axes_give_way_to_whole_ones(few_parts, function):
     plan = planned(function, *arguments())

@@ -160,7 +160,6 @@ def test_orders_that_are_not_ascending():
     check_inside(lambda x: lax.sort((split(x, "x"), x * 2), dimension=0, is_stable=False), x, sent_by=SORT)
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("mesh", [LINE, PLANE], ids=["line", "plane"])
 def test_a_comparator_of_ones_own_compares_blocks(mesh):
     spec = P(mesh.axis_names[::-1])

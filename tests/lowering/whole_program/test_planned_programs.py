@@ -201,7 +201,6 @@ CONSTRUCTS = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_constructs_are_planned_as_they_are_emitted(name):
     whole, local = checked(*CONSTRUCTS[name])
@@ -258,7 +257,6 @@ REGIONS = {
 }
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("name", REGIONS)
 def test_collectives_in_manual_regions_are_priced_with_their_layouts(name):
     whole, local = checked(*REGIONS[name])

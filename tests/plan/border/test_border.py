@@ -129,7 +129,6 @@ def test_static_arguments_trees_and_keywords():
     assert swapped["b"].sharding.spec == P("x", "y")
 
 
-@pytest.mark.dear
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_a_committed_argument_lie_as_it_does(kind):
     mesh = mesh_of(kind)
