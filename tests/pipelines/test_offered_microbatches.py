@@ -112,7 +112,7 @@ def test_traces_that_jax_keeps_are_not_taken_for_another_number(wrapped: Callabl
 @pytest.mark.more("other ways to offer the same numbers")
 def test_in_any_order_and_of_numpys_numbers() -> None:
     for given in ([8, 2, 4, 2], np.array([4, 8, 2]), range(2, 9)):
-        tried = of(trained(given), costs=SLOW).plan(W, X).record().tried
+        tried = of(piped(given), costs=SLOW).plan(W, X).record().tried
         assert [each.microbatches for each in tried if each.chosen] == [(2,)]
         assert [each.microbatches for each in tried] == [(2,), (4,), (8,)]
 
@@ -150,10 +150,10 @@ def test_shapes_of_auxiliary_results_are_those_of_the_number_taken() -> None:
 @pytest.mark.more("pinned plans of such pipelines")
 def test_a_pinned_plan_has_its_number(tmp_path: Any) -> None:
     file = tmp_path / "step.plan.json"
-    plan = of(trained(), costs=BUSY).plan(W, X)
+    plan = of(piped(), costs=BUSY).plan(W, X)
     plan.save(file)
-    assert taken(plan) == [4]
-    assert of(trained(), plan=file).plan(W, X).mlir() == plan.mlir()
+    assert taken(plan) == [8]
+    assert of(piped(), plan=file).plan(W, X).mlir() == plan.mlir()
 
 
 @pytest.mark.more("lists of meshes")
@@ -215,5 +215,5 @@ def test_where_nothing_is_planned_one_number_is_asked_for() -> None:
 
 @pytest.mark.more("a mesh that only the pipeline names")
 def test_the_mesh_may_be_that_of_the_pipeline() -> None:
-    step = of(trained(mesh=MESH), mesh=None, in_shardings=None, costs=BUSY)
-    assert taken(step.plan(W, X)) == [4]
+    step = of(piped(mesh=MESH), mesh=None, in_shardings=None, costs=BUSY)
+    assert taken(step.plan(W, X)) == [8]
