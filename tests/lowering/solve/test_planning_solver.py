@@ -2,15 +2,11 @@
 
 import gc
 import math
-import os
 import random
-import subprocess
-import sys
 import weakref
 
 import numpy as np
 import pytest
-from places import ROOT
 from planning_problems import band, least_cost, least_cost_of_band, small_problem
 
 from sdy_jax.errors import InternalError
@@ -263,32 +259,6 @@ def test_malformed_problems_are_refused():
         Problem([np.zeros(2), np.zeros((2, 2))])
     with pytest.raises(InternalError, match=r"edge 0-1 needs prices for \(2, 3\) candidates"):
         Problem([np.zeros(2), np.zeros(3)], {(0, 1): np.zeros((3, 2))})
-
-
-_CHILD = """
-import random
-from places import ROOT
-from planning_problems import band, small_problem
-from sdy_jax.lowering.solve.solver import solve
-for seed in range(20):
-    print(solve(small_problem(random.Random(seed), 7), largest_table=0 if seed % 2 else 1000))
-print(solve(band(random.Random(0), 30, 3)), solve(band(random.Random(0), 30, 3), largest_table=0))
-"""
-
-
-def test_every_process_finds_the_same():
-    path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
-    texts = [
-        subprocess.run(
-            [sys.executable, "-c", _CHILD],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1", "77")
-    ]
-    assert texts[0] and texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.parametrize("copied", [True, False])

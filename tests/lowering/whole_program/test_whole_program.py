@@ -3,11 +3,7 @@
 import functools
 import itertools
 import math
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -79,47 +75,12 @@ def test_numbers_and_costs_of_whole_programs(name):
     assert found["global"].wire_bytes <= found["local"].wire_bytes
 
 
-SAME_TEXT = """
-import conftest
-import sdy_jax as sdy
-from test_whole_program import PROGRAMS, peak_of
-for name in ("fsdp", "weights of both", "scanned", "blocks of both"):
-    function, args, in_shardings, mesh = PROGRAMS[name]
-    for share in (None, 0.9):
-        memory = share and share * peak_of(name)
-        try:
-            f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory=memory)
-            plan = f.plan(*args)
-            print(plan, plan.bound, *(plan.why(argument.path) for argument in plan.arguments))
-        except sdy.SdyError as error:
-            print(error)
-"""
-
-
 @functools.cache
 def peak_of(name):
     """What a device holds where the memory is not limited."""
     function, args, in_shardings, mesh = PROGRAMS[name]
     plan = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory="1GiB").plan(*args)
     return plan.memory.peak
-
-
-@pytest.mark.more("other processes, whose hashes have other seeds, plan the same")
-def test_the_plan_is_the_same_in_every_process():
-    def started(seed):
-        return subprocess.Popen(
-            [sys.executable, "-c", SAME_TEXT],
-            cwd=Path(__file__).parent,
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    running = [started("1"), started("2")]
-    (one, _), (two, errors) = (process.communicate() for process in running)
-    assert running[0].returncode == running[1].returncode == 0, errors
-    assert one == two
 
 
 def renamed(tree, names):
