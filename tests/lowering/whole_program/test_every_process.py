@@ -59,6 +59,14 @@ for seed in range(20):
     print(solve(small_problem(random.Random(seed), 7), largest_table=0 if seed % 2 else 1000))
 print(solve(band(random.Random(0), 30, 3)), solve(band(random.Random(0), 30, 3), largest_table=0))
 """,
+    "files of plans": """
+import os, pathlib, plan_edits, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    plan_edits.planned(plan_edits.MLP, pathlib.Path()).save("plan.json")
+    print(pathlib.Path("plan.json").read_text())
+    os.chdir("/")
+""",
 }
 """Code that prints what depends on no order."""
 
