@@ -180,6 +180,12 @@ def own_rules(x, w, v):
     return (ordered(product(jnp.tanh(x @ w), w)) @ v).sum(0)
 
 
+def called_back(x, w, v):
+    h = jnp.tanh(x @ w)
+    jax.debug.callback(lambda h: None, h)  # an op without results takes all of it
+    return (h @ v).sum(0)
+
+
 SQUARE, ROWS, PAIR = (64, 64), (256, 64), ((64, 256), (256, 64))
 CONSTRUCTS = {
     "barriers": (barriers, drawn(ROWS, SQUARE, SQUARE), LINE, (P("x"), P(None, "x"), P("x"))),
@@ -197,6 +203,7 @@ CONSTRUCTS = {
     "branches": (branches, (jnp.int32(1), *drawn(ROWS, SQUARE, SQUARE)), LINE, (P(), P("x"), P(None, "x"), P("x"))),
     "until": (until, drawn(SQUARE, SQUARE), LINE, (P("x"), P(None, "x"))),
     "nested": (nested, drawn(ROWS, SQUARE), LINE, (P(None, "x"), P(None, "x"))),
+    "called back": (called_back, drawn(ROWS, SQUARE, SQUARE), LINE, (P("x"), P(None, "x"), P("x"))),
     "own rules": (own_rules, drawn(ROWS, SQUARE, SQUARE), LINE, (P("x"), P(None, "x"), P("x"))),
 }
 
