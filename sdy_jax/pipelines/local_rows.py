@@ -76,13 +76,13 @@ class LocalRows:
         if self.parts == 1:
             return
 
-        def traced(parts: int) -> Any:
+        def traced(times: int) -> Any:
             def rows(leaf: Any) -> Any:
-                return jax.ShapeDtypeStruct((leaf.shape[0] // parts, *leaf.shape[1:]), leaf.dtype)
+                return jax.ShapeDtypeStruct((times * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
 
             return jax.make_jaxpr(fun)(weights, jax.tree.map(rows, x), jax.tree.map(rows, extra), keys)
 
-        found = where_rows_mix(traced(1), traced(self.parts), bool(keys))
+        found = where_rows_mix(traced(1), traced(2), bool(keys))  # one row alone may trace to other equations
         if found is not None:
             raise UnsupportedError(
                 f"pipeline: {name} looks at several rows of a microbatch, or at their number, at {found}; layers are "

@@ -24,18 +24,18 @@ Rows = dict[int, tuple[int, int]]
 """The dimensions of rows of an array, with their sizes in both traces."""
 
 
-def where_rows_mix(whole: Any, part: Any, has_key: bool) -> str | None:
+def where_rows_mix(first: Any, second: Any, has_key: bool) -> str | None:
     """The line at which a function looks at several rows, or at their number; None where it does not.
 
     Args:
-        whole, part: its jaxprs for more rows and for fewer.
+        first, second: its jaxprs for two numbers of rows.
         has_key: whether random numbers of rows are of a key that each part of the rows has of its own.
     """
-    equations, others = list(all_equations(whole)), list(all_equations(part))
+    equations, others = list(all_equations(first)), list(all_equations(second))
     for eqn, other in zip(equations, others, strict=False):
         if eqn.primitive is not other.primitive or _mixes(eqn, other, has_key):
             return line_of(eqn) or f"its {eqn.primitive}"
-    tables = [v.jaxpr.constvars for v in (whole, part)]
+    tables = [v.jaxpr.constvars for v in (first, second)]
     same = len(equations) == len(others) and len(tables[0]) == len(tables[1])
     return None if same and not any(map(_rows, *tables)) else "what it closes over"
 
@@ -47,7 +47,7 @@ def _rows(variable: Any, other: Any) -> Rows:
 
 def _mixes(eqn: Any, other: Any, has_key: bool) -> bool:
     pairs = list(zip(eqn.invars, other.invars, strict=True))
-    if any(isinstance(a, Literal) and isinstance(b, Literal) and a.val != b.val for a, b in pairs):
+    if any(isinstance(a, Literal) and isinstance(b, Literal) and repr(a.val) != repr(b.val) for a, b in pairs):
         return True
     if any(True for value in eqn.params.values() for _ in all_equations(value)):  # its own equations say
         return bool(eqn.params.get("length") != other.params.get("length"))

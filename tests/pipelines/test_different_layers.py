@@ -222,6 +222,7 @@ ALIKE: dict[str, Any] = {
     "attention": lambda w, x: jax.nn.softmax(jnp.einsum("bi,bj->bij", x, x)) @ jnp.ones(WIDTH),
     "a sort of each": lambda w, x: jnp.take_along_axis(x, jnp.argsort(x, -1), -1),
     "rows in one": lambda w, x: jnp.tanh(x.reshape(-1)).reshape(x.shape),
+    "a number that is none": lambda w, x: jnp.where(x > 0, x, jnp.nan),
     "a lookup": lambda w, x: x + jnp.eye(WIDTH)[jnp.argmax(x, -1)],
     "a loop over features": lambda w, x: jax.lax.scan(lambda c, col: (c + col, c), x[:, 0], x.T)[1].T,
     "calls": lambda w, x: jax.jit(jax.nn.relu)(jax.checkpoint(jnp.sin)(x)) * jnp.where(x > 0, x, 0),
@@ -232,5 +233,5 @@ ALIKE: dict[str, Any] = {
 @pytest.mark.parametrize("name", [*MIXING, *ALIKE])
 def test_rows_that_are_looked_at_together_are_found(name: str) -> None:
     fun = {**MIXING, **ALIKE}[name]
-    whole, part = (jax.make_jaxpr(fun)(None, jax.ShapeDtypeStruct((n, WIDTH), jnp.float32)) for n in (4, 2))
-    assert (where_rows_mix(whole, part, False) is not None) == (name in MIXING)
+    traced = (jax.make_jaxpr(fun)(None, jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)) for rows in (4, 8))
+    assert (where_rows_mix(*traced, False) is not None) == (name in MIXING)
