@@ -1,0 +1,40 @@
+"""What a proposal holds is counted where a limit depends on it, and not where it is alone and no memory is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE
+
+import sdy_jax as sdy
+from sdy_jax.lowering.whole_program import partitioned_program
+
+X, W = jnp.ones((16, 32)), jnp.ones((32, 32))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often memory is counted."""
+    found, count = [], partitioned_program.peak_of
+    monkeypatch.setattr(partitioned_program, "peak_of", lambda *args: found.append(args) or count(*args))
+    return found
+
+
+def planned(**options):
+    function = sdy.partition(lambda w, x: jnp.sum(jnp.tanh(x @ w)), mesh=LINE, in_shardings=(P(), P("x")), **options)
+    return function.plan(W, X)
+
+
+def test_memory_is_counted_where_something_depends_on_it(counted):
+    plan = planned()
+    assert plan.collectives and not counted
+    for options in ({"memory": "1GiB"}, {"costs": sdy.CostModel.of_machine("tpu v5e", LINE.axis_names)}):
+        assert planned(**options).fingerprint() == plan.fingerprint() and counted
+        counted.clear()
+
+
+def test_what_is_stated_is_kept_to(counted):
+    with pytest.raises(sdy.MemoryLimitError):
+        planned(memory=64)
+    assert counted
+    assert jax.tree.leaves(planned().output_specs) == [P()]
