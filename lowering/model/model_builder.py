@@ -140,7 +140,7 @@ class _Builder:
                 self._program.values[op.results[0]] = self._program.number(op.operands[0])
             elif number in self._proposed.fixed and is_forwarding(op):
                 self._constraint(op, self._proposed.fixed[number][-1], times)
-            elif op.results and self._free_values.issuperset(op.results):
+            elif self._is_free(op, number):
                 self._program.values.update(dict.fromkeys(op.results, FREE))
             elif number in self._proposed.fixed:
                 self._fixed(op, op.results, self._proposed.fixed[number], times)
@@ -187,6 +187,12 @@ class _Builder:
         if group not in self._ties:
             self._ties[group] = self._model.add_value(ValueClass(member.shape or (), 0.0), 1.0)
         return self._ties[group]
+
+    def _is_free(self, op: Op, number: int) -> bool:
+        """Whether each device makes the results of an op in whatever layout they are taken. Where a rewrite has put the
+        op, which fixes its layout, constants alone, as a stack that all of a loop writes."""
+        is_free = bool(op.results) and self._free_values.issuperset(op.results)
+        return is_free and (number not in self._proposed.fixed or op.name == "stablehlo.constant")
 
     def _decide(self, op: Op, decision: Decision, times: float) -> None:
         candidates, slots = self._candidates_here().of(op, decision), _slots(op)
