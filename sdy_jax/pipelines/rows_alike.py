@@ -15,6 +15,31 @@ from jax.extend.core import Literal
 
 from sdy_jax.annotate.equations import all_equations, line_of
 
+_ELEMENTWISE = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
+clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor
+ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul
+mulhi name ne neg nextafter not optimization_barrier or polygamma population_count pow real reduce_precision
+regularized_incomplete_beta rem round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic
+shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+"""
+_OF_DIMENSIONS = """
+argmax argmin broadcast_in_dim concatenate conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum dot_general
+dynamic_slice dynamic_update_slice expand_dims gather iota pad reduce reduce_and reduce_max reduce_min reduce_or
+reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor reshape rev
+scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub scatter_add scatter_max scatter_min scatter_mul
+scatter_sub slice sort split squeeze stack tile transpose unstack
+"""
+_SEEN = frozenset([*_ELEMENTWISE.split(), *_OF_DIMENSIONS.split()])
+"""Primitives that mix nothing, or name the dimensions that they mix, or whose shapes tell. Any other one may mix rows
+unseen: a Fourier transform, a decomposition, a product of ragged groups, a callback."""
+_CALLS = frozenset(
+    (
+        *("checkpoint", "remat", "remat2", "closed_call", "core_call", "jit", "pjit", "cond", "scan", "while"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    )
+)
+"""Primitives of which their own equations say it."""
 _MADE = frozenset(("iota", "broadcast_in_dim"))
 """Primitives that make the same for all rows of what has none."""
 _NAMING = ("axis", "axes", "dimension", "dimensions")
@@ -49,13 +74,16 @@ def _mixes(eqn: Any, other: Any, has_key: bool) -> bool:
     pairs = list(zip(eqn.invars, other.invars, strict=True))
     if any(isinstance(a, Literal) and isinstance(b, Literal) and repr(a.val) != repr(b.val) for a, b in pairs):
         return True
-    if any(True for value in eqn.params.values() for _ in all_equations(value)):  # its own equations say
+    if eqn.primitive.name in _CALLS:
         return bool(eqn.params.get("length") != other.params.get("length"))
     given = [_rows(a, b) for a, b in pairs]
     made = [_rows(a, b) for a, b in zip(eqn.outvars, other.outvars, strict=True)]
     name = eqn.primitive.name
+    is_random = has_key and name.startswith(("random_", "threefry", "rng_"))
+    if any(given) and name not in _SEEN and not is_random:
+        return True
     if not any(given):
-        is_known = name in _MADE or (has_key and name.startswith(("random_", "threefry", "rng_")))
+        is_known = name in _MADE or is_random
         return any(made) and (not is_known or _names_rows(eqn, made))
     return _names_rows(eqn, given) or _moves_rows(eqn, given) or any(_loses(eqn, given, each) for each in made)
 

@@ -199,6 +199,10 @@ def test_what_cannot_be_packed() -> None:
 
 
 MIXING: dict[str, Any] = {
+    "a Fourier transform": lambda w, x: jnp.fft.fft(x.T).T.real,
+    "a decomposition": lambda w, x: jnp.linalg.qr(x)[0],
+    "ragged groups": lambda w, x: jax.lax.ragged_dot(x, jnp.ones((2, x.shape[1], 3)), jnp.array([1, 3])),
+    "a callback": lambda w, x: jax.pure_callback(np.cumsum, x, x),
     "a mean": mean_of_rows,
     "a product": lambda w, x: x @ x.T @ x,
     "a sum that goes on": lambda w, x: jnp.cumsum(x, 0),
@@ -207,6 +211,7 @@ MIXING: dict[str, Any] = {
     "one of them": lambda w, x: x + x[0],
     "some of them": lambda w, x: x[jnp.zeros(x.shape[0], jnp.int32)],
     "one that is changed": lambda w, x: x.at[0].set(0.0),
+    "one that is added to": lambda w, x: x.at[0].add(1.0),
     "one that is updated": lambda w, x: jax.lax.dynamic_update_slice(x, x[:1] * 0, (0, 0)),
     "their number": lambda w, x: x / x.shape[0],
     "their index": lambda w, x: x + jnp.arange(x.shape[0])[:, None],
