@@ -36,6 +36,7 @@ from padding import poisoned
 from plan_pages import BEFORE, SPECS, planned, write_pages
 
 import sdy_jax as sdy
+from sdy_jax.plan.cache.folder import FOLDER
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -82,6 +83,13 @@ def poisoned_padding() -> Iterator[None]:
     """Padding that spoils whatever depends on it."""
     with poisoned():
         yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which plans are kept, which is not there yet."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "kept"))
+    return tmp_path / "kept"
 
 
 @pytest.fixture(scope="session")

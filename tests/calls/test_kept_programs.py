@@ -11,19 +11,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from kept_plans import MESH, SPECS, W, X, partitioned
 
-import sdy_jax as sdy
 from sdy_jax.calls import kept_program, planned_call
 from sdy_jax.plan.cache.folder import FOLDER, MODULE
 
 AXES = ("data", "model")
-MESH = jax.make_mesh((2, 4), AXES, axis_types=(AxisType.Auto,) * 2)
 TURNED = jax.sharding.Mesh(np.array(jax.devices()[:8])[::-1].reshape(2, 4), AXES)
 EXPLICIT = jax.make_mesh((2, 4), AXES, axis_types=(AxisType.Explicit,) * 2)
-RNG = np.random.default_rng(0)
-W = {"up": jnp.array(RNG.normal(size=(32, 64)), jnp.float32), "down": jnp.array(RNG.normal(size=(64, 32)), jnp.float32)}
-X = jnp.array(RNG.normal(size=(16, 32)), jnp.float32)
-SPECS = ({"up": P("data", "model"), "down": P("model", "data")}, P("data"))
 
 
 def network(w, x):
@@ -31,13 +26,7 @@ def network(w, x):
 
 
 def of(fun=network, **options):
-    return sdy.partition(fun, **{"mesh": MESH, "in_shardings": SPECS, "on_unknown": "ignore", **options})
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path / "kept"))
-    return tmp_path / "kept"
+    return partitioned(fun, **options)
 
 
 @pytest.fixture

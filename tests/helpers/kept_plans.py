@@ -8,8 +8,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
+import sdy_jax as sdy
 from sdy_jax.plan import build
+
+MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+_RNG = np.random.default_rng(0)
+
+
+def _array(*shape: int) -> jax.Array:
+    return jnp.array(_RNG.normal(size=shape), jnp.float32)
+
+
+W = {"up": _array(32, 64), "down": _array(64, 32)}
+X = _array(16, 32)
+SPECS = ({"up": P("data", "model"), "down": P("model", "data")}, P("data"))
+"""Of these weights and rows."""
+
+
+def partitioned(fun: Any, **options: Any) -> Any:
+    """A function of these weights and rows, partitioned on the mesh unless options say otherwise."""
+    return sdy.partition(fun, **{"mesh": MESH, "in_shardings": SPECS, "on_unknown": "ignore", **options})
 
 
 def same(found: Any, wanted: Any) -> None:

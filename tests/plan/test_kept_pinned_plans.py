@@ -4,24 +4,16 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
-from kept_plans import noted_searches, same
+from kept_plans import MESH, W, X, noted_searches, partitioned, same
 
 import sdy_jax as sdy
 from sdy_jax.calls import planned_call
 from sdy_jax.calls.options import Options
 from sdy_jax.plan import build
-from sdy_jax.plan.cache.folder import FOLDER
 from sdy_jax.plan.record.files import SavedPlan
 
-MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 V5E = sdy.CostModel.of_machine("tpu v5e", MESH.axis_names)
-RNG = np.random.default_rng(0)
-W = {"up": jnp.array(RNG.normal(size=(32, 64)), jnp.float32), "down": jnp.array(RNG.normal(size=(64, 32)), jnp.float32)}
-X = jnp.array(RNG.normal(size=(16, 32)), jnp.float32)
-SPECS = ({"up": P("data", "model"), "down": P("model", "data")}, P("data"))
 
 
 def step(w, x):
@@ -30,13 +22,7 @@ def step(w, x):
 
 
 def of(fun=step, **options):
-    return sdy.partition(fun, **{"mesh": MESH, "in_shardings": SPECS, "on_unknown": "ignore", **options})
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path / "kept"))
-    return tmp_path / "kept"
+    return partitioned(fun, **options)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from kept_plans import noted_searches, same
+from kept_plans import MESH, SPECS, W, X, noted_searches, partitioned, same
 from plan_edits import MLP
 
 import sdy_jax as sdy
@@ -23,12 +23,6 @@ from sdy_jax.plan.cache.entry import checked_entry
 from sdy_jax.plan.cache.folder import FOLDER, LIMIT, PLAN, cache_folder
 from sdy_jax.plan.cache.key import Key
 from sdy_jax.plan.pinning.digest import program_text
-
-MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-RNG = np.random.default_rng(0)
-W = {"up": jnp.array(RNG.normal(size=(32, 64)), jnp.float32), "down": jnp.array(RNG.normal(size=(64, 32)), jnp.float32)}
-X = jnp.array(RNG.normal(size=(16, 32)), jnp.float32)
-SPECS = ({"up": P("data", "model"), "down": P("model", "data")}, P("data"))
 
 
 def loss(w, x):
@@ -58,14 +52,8 @@ def printing(w, x):
     return h @ w["down"]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path / "plans"))
-    return tmp_path / "plans"
-
-
 def of(fun=step, **options):
-    return sdy.partition(fun, **{"mesh": MESH, "in_shardings": SPECS, "on_unknown": "ignore", **options})
+    return partitioned(fun, **options)
 
 
 @pytest.fixture
