@@ -15,8 +15,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*_PATHS, *filter(None, [os.environ.g
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
-# Compiling takes most of the time, and its result runs once.
+# Compiling takes most of the time, and its result runs once; threads for parts of small modules cost more than they do.
 os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 # Newer ones, and the compiler for TPUs, end the process at flags that they do not know.
 if version("jaxlib").startswith("0.10.") and find_spec("libtpu") is None:
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"

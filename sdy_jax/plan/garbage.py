@@ -14,6 +14,10 @@ _OF_PYTHON = 2000
 """Objects that may be frozen without anybody having asked for it. Measured (2026-11, Python 3.12): 375, none on 3.11. A
 program that freezes what it has, before it forks for instance, has a hundred thousand."""
 
+_others_freeze = False
+"""Whether more than that was ever found frozen. Asked once: Python counts frozen objects one by one, 20 ms for all that a
+run of tests has (2026-11), several times per plan."""
+
 _waiting = 0
 """Objects that are not looked at before a whole collection."""
 
@@ -48,9 +52,10 @@ def _collect_all() -> None:
 
 def _age_young() -> None:
     """Makes objects old ones without a look, unless there are many, or somebody froze others, which should stay so."""
-    global _waiting
+    global _waiting, _others_freeze
+    _others_freeze = _others_freeze or gc.get_freeze_count() > _OF_PYTHON
     young = gc.get_count()[0]
-    if young > _MANY or gc.get_freeze_count() > _OF_PYTHON:
+    if young > _MANY or _others_freeze:
         return
     gc.freeze()
     gc.unfreeze()  # which makes them old ones

@@ -26,7 +26,8 @@ def rarely(*values):
 def assert_close(found, wanted, rtol=2e-5):
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        largest = jnp.abs(y).max(where=jnp.isfinite(y), initial=0) if jnp.issubdtype(y.dtype, jnp.inexact) else 0
+        x, y = np.asarray(x), np.asarray(y)
+        largest = np.abs(y).max(where=np.isfinite(y), initial=0) if jnp.issubdtype(y.dtype, jnp.inexact) else 0
         np.testing.assert_allclose(x, y, rtol, float(rtol * largest))
 
 
