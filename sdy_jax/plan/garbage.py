@@ -15,8 +15,8 @@ _OF_PYTHON = 2000
 program that freezes what it has, before it forks for instance, has a hundred thousand."""
 
 _others_freeze = False
-"""Whether more than that was ever found frozen. Asked once: Python counts frozen objects one by one, 20 ms for all that a
-run of tests has (2026-11), several times per plan."""
+"""Whether more than that was ever found frozen. Then it is not asked again: Python counts frozen objects one by one, in
+20 ms for what a run of tests has (2026-11), several times per plan."""
 
 _waiting = 0
 """Objects that are not looked at before a whole collection."""

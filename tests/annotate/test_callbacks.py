@@ -550,6 +550,7 @@ def printed(program):
     return subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True).stdout.splitlines()
 
 
+@pytest.mark.more("a process of its own")
 def test_what_was_ordered_is_printed_before_the_process_ends():
     assert printed(PRINTS) == ["sum 28.0", "sum 36.0"]
 
@@ -579,6 +580,7 @@ def test_a_callback_without_results_that_raises_does_not_keep_collectives_after_
     assert printed(RAISES_ALONE) == ["KeyError: 'no such row'"] * 4
 
 
+@pytest.mark.more("a process that ends")
 def test_a_callback_that_raises_ends_the_program_on_every_device():
     """The others would wait for its result."""
     no_row, other = "KeyError: 'no such row'", "ValueError: the function returned float32[3], expected float32[8]"

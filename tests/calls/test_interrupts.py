@@ -60,6 +60,7 @@ def seconds_to_plan() -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.more("a plan per place")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it came in a callback of jaxlib's
 def test_planning_can_be_interrupted_anywhere_and_begun_again() -> None:
     partitioned().plan(X, W)
@@ -120,6 +121,7 @@ def ended(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.more("a process of its own")
 def test_the_interpreter_may_end_while_a_step_runs() -> None:
     """In the main thread: where a daemon thread is in jaxlib then, that aborts, under jit as well."""
     done = ended(WHILE_IT_RUNS)

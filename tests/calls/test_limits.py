@@ -135,6 +135,7 @@ def test_sixteen_threads_call_one_function() -> None:
     assert not wrong, wrong[0]
 
 
+@pytest.mark.more("hundreds of plans")
 def test_plans_go_with_their_functions() -> None:
     held = []
     for size in range(8, 40, 8):

@@ -109,6 +109,7 @@ jax.block_until_ready(step(x))
 """
 
 
+@pytest.mark.more("a process that ends")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
 def test_an_error_that_ends_the_process_names_the_plans_that_hold_most() -> None:
     """On CPUs memory is taken while the program runs, so it is the wait that fails."""

@@ -52,6 +52,7 @@ def used_mesh(results):
     return jax.tree.leaves(results)[0].sharding.mesh
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("batch", [8, 256])
 def test_the_mesh_with_the_plan_that_takes_least_is_used(batch):
     args = arguments(batch)
@@ -117,6 +118,7 @@ def test_what_fits_comes_first_then_what_takes_least_then_what_holds_least():
     assert [each.peak for each in sorted(found, key=lambda each: each.rank)] == [9, 3, 10, 11]
 
 
+@pytest.mark.more("a limit of memory")
 def test_where_nothing_fits_the_error_is_that_of_the_least():
     args = arguments(16)
     with pytest.raises(sdy.MemoryLimitError, match="memory=1000 B is not enough") as refused:

@@ -61,6 +61,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
     return results
 
 
+@pytest.mark.more("sixteen threads")
 @pytest.mark.usefixtures("quick_switches")
 def test_sixteen_threads_plan_and_call_at_once():
     """One function for all, and one for each, on two meshes; the plans are those that one thread makes."""

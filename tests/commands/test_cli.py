@@ -256,6 +256,7 @@ def test_public_names_are_where_the_package_says():
         _ = sdy_jax.partitoin
 
 
+@pytest.mark.more("a process of its own")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
 def test_output_that_cannot_be_written_is_an_error(tmp_path):
     path = tmp_path / "m.mlir"
@@ -265,6 +266,7 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path):
     assert (done.returncode, done.stderr) == (1, "<stdout>: error: No space left on device\n")
 
 
+@pytest.mark.more("processes without streams")
 @pytest.mark.parametrize(
     ("ending", "status", "error"),
     [("m.mlir >&-", 0, ""), ("- <&-", 1, "<stdin>: error: standard input is closed\n")],

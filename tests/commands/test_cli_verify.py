@@ -48,6 +48,7 @@ def test_a_function_is_compared_with_its_derivatives_and_given_arguments(tmp_pat
     assert found["ok"] and [case["is_derivative"] for case in found["cases"]] == [False, True, False, True]
 
 
+@pytest.mark.more("a process of its own")
 def test_what_is_wrong_is_named_written_down_and_the_status(text, tmp_path, capsys, monkeypatch):
     (tmp_path / "fault.py").write_text(textwrap.dedent(FAULT))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -54,6 +54,7 @@ def test_integers_index_keys_are_keys_and_trees_are_trees():
     assert sdy.verify(lookup, params, index, jax.random.key(0), **options, uneven=False)
 
 
+@pytest.mark.more("smaller meshes")
 def test_a_large_mesh_is_scaled_down_and_said_so():
     mesh = jax.sharding.AbstractMesh((16, 16), ("data", "model"))
     found = sdy.verify(layer, X, W, mesh=mesh, in_shardings=P("data"), **ONCE)
@@ -85,6 +86,7 @@ def test_complex_and_double_numbers_are_compared_where_they_cancel(mesh):
     assert found, found
 
 
+@pytest.mark.more("programs from text")
 def test_a_program_from_text_has_no_derivatives_and_says_so():
     program = sdy.loads("func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
     found = sdy.verify(program, X[:, 0], mesh=ABSTRACT, in_shardings=P("data"), targets=["cpu"], uneven=False)
@@ -110,6 +112,7 @@ def test_what_a_shard_map_computes_is_compared_with_jit(mesh):
     assert "of no other mesh" in found.cases[1].outcome.problem
 
 
+@pytest.mark.more("a process of its own")
 def test_lapack_is_there_in_a_process_that_traces_nothing(mesh):
     def decomposed(x):
         return jnp.linalg.cholesky(x @ x.T + 8 * jnp.eye(8, dtype=x.dtype))
@@ -179,6 +182,7 @@ def test_wrong_arguments_of_verify_are_named(mesh):
         sdy.verify(sdy.partition(layer, mesh=mesh), X, W, mesh=mesh)
 
 
+@pytest.mark.more("a process that dies")
 def test_a_process_that_dies_fails_one_case_and_the_others_run():
     text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
     subject = Subject("main", "here:1", text, "", "mesh", (X[:, 0].copy(),), ("result",))

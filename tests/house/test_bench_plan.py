@@ -14,6 +14,7 @@ import planning_time
 SCRIPT = SCRIPTS / "bench_plan"
 
 
+@pytest.mark.more("the benchmark as a whole")
 def test_a_row_per_number_of_layers_with_every_stage() -> None:
     command = [sys.executable, str(SCRIPT), "--layers", "1", "--repeats", "1", "--d-model", "32", "--devices", ""]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

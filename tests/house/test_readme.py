@@ -352,6 +352,7 @@ state = jnp.eye(64)
 """
 
 
+@pytest.mark.more("README's loop")
 def test_some_of_a_thousand_calls(tmp_path):
     few = block("block_until_ready").replace("range(1000)", "range(20)")
     assert "on the wire per device" in output_of(

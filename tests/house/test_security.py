@@ -67,6 +67,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.more("a process of its own")
 def test_loading_executes_nothing(files: Path) -> None:
     pytest.importorskip("flatbuffers")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "SDY_JAX_CACHE_DIR": "0"}

@@ -134,6 +134,7 @@ def test_warnings_and_plans_name_the_users_line_through_a_boundary(mesh):
     assert {warning.filename for warning in caught} == {__file__}
 
 
+@pytest.mark.more("a process of its own")
 def test_a_traceback_on_the_screen_is_short(tmp_path):
     (tmp_path / "user.py").write_text(
         "import jax.numpy as jnp, sdy_jax as sdy\n"

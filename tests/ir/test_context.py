@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _PROGRAM = """
 import os, signal
 from sdy_jax.ir.context import new_context
@@ -21,6 +23,7 @@ raise SystemExit(os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.more("a forked process")
 def test_a_forked_process_reads_modules_of_several_functions() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, ["8"]), done.stderr[-2000:]

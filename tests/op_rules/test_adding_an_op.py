@@ -99,6 +99,7 @@ print("right")
 """
 
 
+@pytest.mark.more("an op that is not there, in a process of its own")
 def test_an_element_wise_op_is_one_line_in_the_table() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr

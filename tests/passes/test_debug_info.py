@@ -212,6 +212,7 @@ def fuzz(seed):
     return {"oracle": check([seed])}
 
 
+@pytest.mark.more("random programs beside those that are listed")
 def test_random_programs_are_explained_as_the_oracle_explains_them():
     assert check(set(range(13)) - UNLIKE.keys()) > 18
 

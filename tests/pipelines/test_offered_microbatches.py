@@ -82,6 +82,7 @@ def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel
     assert {(*taken(call.plan),) for call in step.plans} == {(best,)}
 
 
+@pytest.mark.more("a limit of memory beside the time")
 def test_a_number_that_does_not_fit_is_not_taken() -> None:
     x = np.tile(X, (16, 1))
     peaks = {n: of(trained(n, schedule="gpipe"), costs=SLOW).plan(W, x).memory.peak for n in OFFERED}

@@ -79,6 +79,7 @@ def test_transformations(schedule: str) -> None:
         )
 
 
+@pytest.mark.more("second derivatives")
 def test_second_derivatives() -> None:
     def twice(fun: Callable[..., Any]) -> Any:
         return jax.jit(jax.grad(lambda w: jnp.sum(jax.grad(squares(fun))(w, X)["b"] ** 2)))(WEIGHTS)
@@ -147,6 +148,7 @@ def test_auxiliary_results_beside_a_loss(schedule: str) -> None:
     agree(*(jax.jit(jax.value_and_grad(partial(total, f), (0, 1)))(WEIGHTS, X) for f in (ours, theirs)), 1e-4)  # type: ignore[misc]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("is_read", [False, True])
 def test_auxiliary_results_without_derivatives_cost_no_second_run(is_read: bool) -> None:
     def step(w: Any, x: Any) -> Any:
@@ -196,6 +198,7 @@ def temporaries(schedule: str, microbatches: int, **options: Any) -> int:
     return int(stats.temp_size_in_bytes)
 
 
+@pytest.mark.more("what XLA holds")
 def test_1f1b_holds_no_more_for_more_microbatches() -> None:
     """But for the batch itself, cut into them, and its cotangents."""
     grown = 24 * 32 * 64 * 4

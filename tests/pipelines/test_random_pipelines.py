@@ -19,6 +19,7 @@ def check(seed: int) -> None:
         compare(draw(seed))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", PAIRS)
 def test_pipelines_are_scans(seed: int) -> None:
     check(seed)

@@ -129,6 +129,7 @@ def test_the_optimizer_is_split_as_its_parameters_are():
     assert spec_leaves(adam.mu) == spec_leaves(adam.nu) == spec_leaves(state["weights"])
 
 
+@pytest.mark.more("a limit of memory")
 def test_a_limit_of_memory_splits_what_it_must():
     args = arguments(batch=16, width=64)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
@@ -459,6 +460,7 @@ def attended(weights, x):
     return x + jax.nn.gelu(x @ weights["up"] + weights["bias"]) @ weights["down"] + weights["last"]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_column_by_row(with_gradient):
     """Heads and hidden units are split; what adds to whole activations is not."""

@@ -6,6 +6,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -29,6 +30,7 @@ print(plan.mlir())
 """
 
 
+@pytest.mark.more("two processes")
 def test_it_is_the_same_in_every_run_and_for_every_seed_of_hashes() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = [

@@ -306,6 +306,7 @@ def test_processes_share_a_folder(folder):
     assert all(path.suffix == ".plan" for path in folder.iterdir())
 
 
+@pytest.mark.more("two processes")
 def test_entries_are_the_same_bytes_in_every_process(folder, monkeypatch):
     kept = []
     for seed in ("1", "2"):
@@ -343,6 +344,7 @@ def test_keys_are_those_of_programs_without_lines_and_of_all_else():
     assert len({*names}) == len(others) - 1
 
 
+@pytest.mark.more("processes that are killed")
 def test_a_process_that_is_killed_while_it_writes_leaves_no_broken_entry(folder, searches):
     process = started(10**6)
     process.stdout.readline()

@@ -56,6 +56,7 @@ def test_every_process_says_which_one_runs_something_else(count: int, tmp_path: 
         assert "SDY_JAX_PROCESS_TIMEOUT" in message and seconds < 20
 
 
+@pytest.mark.more("processes that end")
 @TWO_OR_FOUR
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_an_error_ends_is_named_at_once(count: int, victim: int, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def gradient_bytes(weights, devices):
     return 2 * (devices - 1) / devices * sum(4 * np.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("make", [lambda: vision_transformer(d=16, layers=1), unet], ids=["vit", "unet"])
 def test_numbers_and_that_neither_images_nor_activations_are_gathered(make):
     workload, name = make(), "8"

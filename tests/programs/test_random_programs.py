@@ -41,11 +41,13 @@ def test_random_programs_whose_layouts_are_chosen_together(options):
     check(2, 5, **options)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("machine", DEVICES)
 def test_random_programs_as_they_are_planned_for_machines(machine):
     check(3, 4, machine, layouts="global", memory="1GiB")
 
 
+@pytest.mark.more("other options")
 @pytest.mark.parametrize("options", OTHERS, ids=str)
 def test_random_programs_with_other_options(options):
     check(5, 2, **options)

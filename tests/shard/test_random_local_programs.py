@@ -23,6 +23,7 @@ def fuzz(seed: int) -> dict[str, int]:
     return {"numeric": 1}
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_compute_what_their_ops_say(seed: int) -> None:
     fuzz(seed)

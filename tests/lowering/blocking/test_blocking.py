@@ -252,6 +252,7 @@ def test_nothing_is_in_parts_where_a_program_fits():
     assert free.plan(*args).blocked == function.plan(*args).blocked == ()
 
 
+@pytest.mark.more("a search that finds nothing")
 def test_what_does_not_fit_in_parts_is_an_error():
     args = heads()
     with pytest.raises(sdy.MemoryLimitError, match="the least that was found"):
@@ -312,6 +313,7 @@ def sent_by_hand(q, k):
     return min(gathered, by_heads) if not k.shape[2] % 8 else gathered
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_sequences_that_are_split_send_no_more_than_by_hand(kv_heads):
     args = split_sequences(kv_heads)

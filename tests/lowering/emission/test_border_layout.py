@@ -95,6 +95,7 @@ def test_the_numbers_are_the_plain_functions(layouts):
     )
 
 
+@pytest.mark.more("transformations")
 def test_constraints_do_not_hinder_transformations():
     weight, moment, x, y = shapes(np.random.default_rng(1))
     specs = (P(), P()), P(), P(None, "x")

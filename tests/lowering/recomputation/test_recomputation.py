@@ -197,6 +197,7 @@ def test_plans_say_what_is_computed_again():
     assert "recomputed" in plan.stages and plan.layouts.sent <= 1.5 * plan.bound
 
 
+@pytest.mark.more("records")
 def test_records_keep_what_is_computed_again(tmp_path):
     args, step = arguments(), step_of(scanned, layer)
     plan = partitioned(step, 0.5).plan(*args)
@@ -253,6 +254,7 @@ def test_loops_with_stacks_that_are_read_whole_are_left_alone():
     assert not list(forward_loops(graph_of(function, np.ones(8, np.float32))))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(20))
 def test_cuts_are_the_cheapest_that_there_are(seed):
     """Beside all subsets of ops of a random program."""

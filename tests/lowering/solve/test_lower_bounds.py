@@ -89,6 +89,7 @@ def test_large_weights_split_as_by_megatron_stay_where_they_are():
     assert found.wire_bytes <= layers * 8 * SHARE * size(x)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dispatch", [training.one_hot_dispatch, training.sorting_dispatch])
 def test_tokens_go_to_experts_and_back_twice(dispatch):
     """4 all_to_alls of the experts' slots per layer, and no weight of an expert."""

@@ -136,6 +136,7 @@ def test_bands_are_solved_as_by_dynamic_programming(width):
         assert solution.is_optimal
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("start", [False, True])
 def test_contraction_alone_keeps_an_optimum(start, monkeypatch):
     """Elimination of single nodes is switched off, so that all is left to dominance."""

@@ -172,6 +172,7 @@ def test_the_op_solves_split_systems():
     np.testing.assert_allclose(call(a, b), np.linalg.solve(np.triu(a), b), 1e-4, 1e-4)
 
 
+@pytest.mark.more("derivatives of all blocked ops")
 @pytest.mark.usefixtures("work_is_expensive")
 def test_gradients_of_blocked_ops():
     def loss(x, b):

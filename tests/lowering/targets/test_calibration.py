@@ -81,6 +81,7 @@ def test_a_machine_is_measured_once(tmp_path, monkeypatch):
     assert [file.name for file in path.parent.iterdir()] == ["mine.json"]
 
 
+@pytest.mark.more("measured costs, which choose as stated ones do")
 def test_a_plan_by_measured_costs_has_the_numbers_of_the_function(tmp_path):
     costs = costs_of(tmp_path / "mine.json")
     x, w = np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float32)

@@ -186,6 +186,7 @@ def test_zeros_of_both_signs_are_all_kept():
     assert jnp.signbit(found).sum() == 12
 
 
+@pytest.mark.more("derivatives")
 def test_gradients_of_sorts():
     def loss(x):
         return (jnp.sort(split(x, "x"), 0) * jnp.arange(13.0)[:, None]).sum() + jnp.median(split(x, "x"))
@@ -270,6 +271,7 @@ def test_all_elements_by_approximate_top_k_come_in_their_order():
         check_inside(lambda x, search=search: search(split(x, "x")), x)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("size", [8187, *rarely(8192)])
 @pytest.mark.parametrize("find", [jnp.argmax, jnp.argmin])
 def test_an_extreme_is_found_among_pairs(find, size):

@@ -158,6 +158,7 @@ def test_convolutions_are_not_repeated_either(groups, flop):
     assert capped <= walked < free
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("steps", "repeats"), [(1, True), (30, False)])
 def test_other_work_is_repeated_as_long_as_it_is_little_in_all(steps, repeats):
     """Every device could look up all tokens, and compute all of what follows, so that only tokens would be sent."""

@@ -106,6 +106,7 @@ def test_plan():
 """
 
 
+@pytest.mark.more("pytest in a process of its own")
 def test_one_flag_of_pytest_accepts_a_plan(tmp_path: Path) -> None:
     planned(MLP, tmp_path).save(tmp_path / "now.json")
     (tmp_path / "test_it.py").write_text(TEST)
