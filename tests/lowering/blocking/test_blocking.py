@@ -92,8 +92,11 @@ def sent(function, args):
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("dim", [0, 1, 2], ids=["batch", "heads", "queries"])
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [(0, jnp.float32), (1, jnp.bfloat16), (2, jnp.float32)],
+    ids=["batch-float32", "heads-bfloat16", "queries-float32"],
+)
 def test_attention_in_parts_is_the_same(monkeypatch, dim, dtype):
     only(monkeypatch, dim)
     args = heads(dtype, batch=8, count=4)
@@ -104,8 +107,9 @@ def test_attention_in_parts_is_the_same(monkeypatch, dim, dtype):
     assert temporaries(function, args) < 0.7 * temporaries(free, args)
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(jnp.float32, 0.5), (jnp.bfloat16, 0.6)])
-@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "tokens"])
+@pytest.mark.parametrize(
+    ("dim", "dtype", "share"), [(0, jnp.float32, 0.5), (1, jnp.bfloat16, 0.6)], ids=["batch-float32", "tokens-bfloat16"]
+)
 @pytest.mark.more("the vocabulary in parts, beside attention")
 def test_a_loss_in_parts_is_the_same(monkeypatch, dim, dtype, share):
     only(monkeypatch, dim)
@@ -146,7 +150,7 @@ def test_gradients_of_a_loss_are_computed_in_parts_of_the_vocabulary(monkeypatch
     close(function, gradients, args)
 
 
-@pytest.mark.parametrize(("length", "count"), [(252, 3), (120, 5), (127, 4)])
+@pytest.mark.parametrize(("length", "count"), [(252, 3), (127, 4)])
 @pytest.mark.more("sequences that parts do not divide")
 def test_sizes_that_do_not_divide(length, count):
     args = heads(length=length, count=count)
@@ -323,8 +327,7 @@ def test_sequences_that_are_split_send_no_more_than_by_hand(kv_heads):
     assert sent(function, args) <= sent_by_hand(*args[:2]) + 1024
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize(("kv_heads", "dtype"), [(8, jnp.float32), (2, jnp.bfloat16)])
 @pytest.mark.more("sequences that are split over devices as well")
 def test_scores_of_sequences_that_are_split_are_in_parts(kv_heads, dtype):
     args = split_sequences(kv_heads, dtype)
