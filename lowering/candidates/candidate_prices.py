@@ -181,16 +181,22 @@ def inside_collectives(problem: OpProblem, candidate: StrategyAssignment) -> tup
         axes = tuple(a for f in sorted(inside.factors) for a in assignment[f])
         tensor, mapping = problem.tensors[inside.tensor], problem.rule.mappings[inside.tensor]
         if axes and inside.sent is not None:
-            found += _stated(problem, inside, axes, tensor.itemsize * inside.sent(shards))
+            found += _stated(problem, inside, axes, tensor.itemsize, shards)
         elif axes:
             block = tensor.itemsize * math.prod(block_shape(tensor.shape, mapping, shards))
             found.append(_of_block(problem, inside, axes, block))
     return tuple(found)
 
 
-def _stated(problem: OpProblem, inside: Inside, axes: Axes, wire: float) -> list[InsideCollective]:
-    time = problem.costs.time("collective_permute", axes, problem.mesh, wire, wire)
-    return [InsideCollective(inside.kind, axes, inside.tensor, wire, time, is_exact=True)] if wire else []
+def _stated(problem: OpProblem, inside: Inside, axes: Axes, itemsize: float, shards: Shards) -> list[InsideCollective]:
+    assert inside.sent is not None
+    sent = itemsize * inside.sent(shards)
+    if not sent:
+        return []
+    count = inside.count(shards) if inside.count else 1
+    wire = sent / count
+    time = problem.costs.sending_time(inside.kind, axes, problem.mesh, wire)
+    return [InsideCollective(inside.kind, axes, inside.tensor, wire, time, is_exact=True)] * count
 
 
 def _of_block(problem: OpProblem, inside: Inside, axes: Axes, block: float) -> InsideCollective:

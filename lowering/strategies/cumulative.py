@@ -116,7 +116,10 @@ def cumulative_strategies(op: Op, rule: OpShardingRule, along: Cumulative) -> li
         return len(_steps(shards[factor])) * row if is_by_steps else 0
 
     one = frozenset({factor})
-    inside = (Inside("all_gather", one, 2, gathered), Inside("collective_permute", one, 2, passed_on))
+    inside = (
+        Inside("all_gather", one, 2, gathered),
+        Inside("collective_permute", one, 2, passed_on, lambda shards: len(_steps(shards[factor]))),
+    )
     return [Strategy("scan_and_totals", pass_through_factors(rule) | one, inside=inside, work=rule.factors_of[0])]
 
 

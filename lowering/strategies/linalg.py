@@ -115,7 +115,9 @@ def _sent_for_cholesky(op: Op, rule: OpShardingRule, dim: int) -> tuple[Inside, 
         count, _, batch = _blocks(op, rule, dim, shards)
         return 2 * (count - 1) / count * batch * 4 / op.operands[0].itemsize
 
-    return Inside("all_gather", factors, 0, columns), Inside("all_reduce", factors, 0, failures)
+    return Inside("all_gather", factors, 0, columns, _steps_between(factors)), Inside(
+        "all_reduce", factors, 0, failures
+    )
 
 
 def _sent_for_system(op: Op, rule: OpShardingRule, dim: int) -> tuple[Inside, ...]:
@@ -125,4 +127,10 @@ def _sent_for_system(op: Op, rule: OpShardingRule, dim: int) -> tuple[Inside, ..
         block = math.prod(block_shape(op.results[0].shape or (), rule.result_mappings[0], shards))
         return (count - 1) * 2 * (count - 1) / count * block
 
-    return (Inside("all_reduce", frozenset(rule.operand_mappings[0][dim]), 2, unknowns),)
+    factors = frozenset(rule.operand_mappings[0][dim])
+    return (Inside("all_reduce", factors, 2, unknowns, _steps_between(factors)),)
+
+
+def _steps_between(factors: frozenset[int]) -> Callable[[Shards], int]:
+    """How many steps have one after them, of one per block."""
+    return lambda shards: math.prod(shards[f] for f in factors) - 1

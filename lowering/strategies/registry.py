@@ -52,13 +52,15 @@ class Inside:
     it runs, and a tensor (of operands, then results).
 
     Each device sends its block of the tensor as the kind does; or, where `sent` is given, as many elements of the
-    tensor's type as that says for the shards of an assignment (0 for none: nothing is recorded then).
+    tensor's type as that says for the shards of an assignment (0 for none: nothing is recorded then), in `count`
+    collectives, one after the other and equally large; one where it is not given.
     """
 
     kind: str
     factors: frozenset[int]
     tensor: int
     sent: Callable[[Shards], float] | None = None
+    count: Callable[[Shards], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,16 @@ def _sort_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
         block = math.prod(block_shape(op.operands[0].shape or (), rule.mappings[0], shards))
         return (rounds or shards[factor] - 1) * block * itemsize / op.operands[tensor].itemsize
 
+    def rounds(shards: Shards) -> int:
+        return len(_rounds(shards[factor])) or 1
+
     sent = [(n, v.itemsize) for n, v in enumerate(op.operands)]
     if keys is not None and _needs_index(op, keys):
         sent.append((0, 4))
     inside = [
-        Inside(kind, frozenset({factor}), n, functools.partial(exchanged, kind=kind, itemsize=itemsize, tensor=n))
+        Inside(
+            kind, frozenset({factor}), n, functools.partial(exchanged, kind=kind, itemsize=itemsize, tensor=n), rounds
+        )
         for kind in ("collective_permute", "all_gather")
         for n, itemsize in sent
     ]

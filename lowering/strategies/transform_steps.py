@@ -96,6 +96,18 @@ class Schedule:
     steps: tuple[Step, ...]
     sent: tuple[float, ...]
 
+    def count(self, dim: int) -> int:
+        """How many collectives run along a dimension's axes, but for what mirror images take beside the four steps."""
+        return sum([_count_along(step, dim) for step in self.steps])
+
+
+def _count_along(step: Step, dim: int) -> int:
+    if isinstance(step, Move):
+        return int(step.of == dim)
+    if isinstance(step, FourSteps | Halves):
+        return 3 * (step.dim == dim)
+    return int(isinstance(step, Gather) and step.dim == dim)
+
 
 @lru_cache(maxsize=1024)
 def schedule(problem: Problem) -> Schedule:

@@ -24,6 +24,7 @@ from sdy_jax.lowering.strategies.transform_steps import (
     Halves,
     Move,
     Problem,
+    Schedule,
     Step,
     Transform,
     schedule,
@@ -37,13 +38,16 @@ def _fft_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     mapping, rank = rule.mappings[0], op.operands[0].rank
     factors = {d: mapping[d] for d in range(rank - len(op.ints("fft_length")), rank)}
 
+    def steps(shards: Shards) -> Schedule:
+        return schedule(_problem(op, tuple([math.prod([shards[f] for f in fs]) for fs in mapping])))
+
     def sent_along(dim: int, kind: str) -> Inside:
         def sent(shards: Shards) -> float:
-            found = schedule(_problem(op, tuple([math.prod([shards[f] for f in fs]) for fs in mapping])))
+            found = steps(shards)
             is_gathered = any(isinstance(step, Gather) for step in found.steps)
             return found.sent[dim] / op.results[0].itemsize if is_gathered == (kind == "all_gather") else 0
 
-        return Inside(kind, frozenset(factors[dim]), 1, sent)
+        return Inside(kind, frozenset(factors[dim]), 1, sent, lambda shards: steps(shards).count(dim))
 
     inside = tuple(sent_along(dim, kind) for dim in factors for kind in ("all_to_all", "all_gather"))
     splittable = pass_through_factors(rule).union(*factors.values())
