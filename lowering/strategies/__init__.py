@@ -19,6 +19,7 @@ from . import (  # noqa: F401
     manual,
     padded_windows,
     pieces,
+    ragged_dot,
     read_windows,
     reduction,
     reshape,

@@ -32,7 +32,8 @@ runs_part_by_part("stablehlo.dot", "stablehlo.dot_general")
 
 
 @strategies("stablehlo.dot", "stablehlo.dot_general")
-def _dot_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+def product_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """Along what is contracted, sums are partial."""
     return [
         Strategy("partial", pass_through_factors(rule) | rule.reduction, rule.reduction, sum_kind(op.results[0].dtype))
     ]

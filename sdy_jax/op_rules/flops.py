@@ -13,7 +13,12 @@ from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.op_rules.library_work import operations_of_library
 from sdy_jax.op_rules.linalg import cholesky_is_lower, is_householder_product, is_qr, triangular_system
-from sdy_jax.op_rules.op_attributes import convolution_dimension_numbers, dot_dimension_numbers, window
+from sdy_jax.op_rules.op_attributes import (
+    convolution_dimension_numbers,
+    dot_dimension_numbers,
+    ragged_dot_dimension_numbers,
+    window,
+)
 from sdy_jax.op_rules.predicates import is_elementwise
 
 Count = Callable[[Op], float]
@@ -46,6 +51,14 @@ def _dot(op: Op) -> float:
 def _dot_general(op: Op) -> float:
     lhs = op.operands[0].shape or ()
     return 2 * _size(op.results[0]) * math.prod(lhs[d] for d in dot_dimension_numbers(op).lhs_contracting)
+
+
+@_operations("chlo.ragged_dot")
+def _ragged_dot(op: Op) -> float:
+    """Each row of the left side meets one matrix of the right side."""
+    numbers = ragged_dot_dimension_numbers(op)
+    taken = {*numbers.product.rhs_batching, *numbers.product.rhs_contracting, numbers.groups}
+    return 2 * _size(op.operands[0]) * math.prod(n for d, n in enumerate(op.operands[1].shape or ()) if d not in taken)
 
 
 @_operations("stablehlo.convolution")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.dialects import chlo, stablehlo
 
 from sdy_jax.ir.graph import Op
 
@@ -22,6 +22,17 @@ class DotDimensionNumbers:
     rhs_batching: Dims
     lhs_contracting: Dims
     rhs_contracting: Dims
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedDotDimensionNumbers:
+    """Of a product of groups of rows, each with a matrix of its own: those of the product, the dimension of the left
+    operand whose elements are in groups, one after the other, and that of the right operand with an element for each
+    group, if it has any."""
+
+    product: DotDimensionNumbers
+    ragged: int
+    groups: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,17 @@ class WindowDimension:
 
 def dot_dimension_numbers(op: Op) -> DotDimensionNumbers:
     """Of `stablehlo.dot_general`."""
-    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    return _dot_numbers(stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"]))
+
+
+def ragged_dot_dimension_numbers(op: Op) -> RaggedDotDimensionNumbers:
+    """Of `chlo.ragged_dot`."""
+    numbers = chlo.RaggedDotDimensionNumbers(op.attributes["ragged_dot_dimension_numbers"])
+    [ragged] = numbers.lhs_ragged_dimensions
+    return RaggedDotDimensionNumbers(_dot_numbers(numbers), ragged, next(iter(numbers.rhs_group_dimensions), None))
+
+
+def _dot_numbers(numbers: stablehlo.DotDimensionNumbers | chlo.RaggedDotDimensionNumbers) -> DotDimensionNumbers:
     return DotDimensionNumbers(
         tuple(numbers.lhs_batching_dimensions),
         tuple(numbers.rhs_batching_dimensions),

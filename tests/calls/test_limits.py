@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,6 +27,11 @@ RNG = np.random.default_rng(0)
 
 def _numbers(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
+
+
+def _slowly(count: int) -> Any:
+    """A case that takes long."""
+    return pytest.param(count, marks=pytest.mark.slow)
 
 
 def _planned(function: Callable[..., Any], mesh: Any, in_shardings: Any, *shapes: tuple[int, ...]) -> sdy.Plan:
@@ -149,22 +156,45 @@ def test_plans_go_with_their_functions() -> None:
     assert [plan() for plan in held] == [None] * len(held)
 
 
-@pytest.mark.more("takes 200 MB")
-def test_what_a_function_closes_over_may_be_large() -> None:
-    large = np.ones((50, 1024, 1024), np.float32)
-    ours = sdy.partition(lambda x: (x * large[0]).sum() + large.sum(), mesh=LINE, in_shardings=P("x"))
-    assert float(ours(jnp.ones((1024, 1024)))) == 51 * 2**20
+def _held() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.more("thousands of arguments: seconds")
-def test_thousands_of_arguments() -> None:
-    plan = _planned(lambda *xs: [x * 2 for x in xs], LINE, P("x"), *[(8,)] * 3000)
-    assert (len(plan.arguments), plan.wire_bytes) == (3000, 0)
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what a process holds")
+def test_memory_returns_after_hundreds_of_plans() -> None:
+    def plan(number: int) -> None:
+        ours = sdy.partition(lambda x, w: _layer(x, w) * number, mesh=PLANE, in_shardings=(P("x"), P("y")))
+        str(ours.plan(_numbers(8, 16), _numbers(16, 32)))
+
+    held = []
+    for number in range(500):
+        plan(number)
+        if number % 50 == 49:
+            jax.clear_caches()
+            gc.collect()
+            held.append(_held())
+    # Caches fill at first; some grow until they have as many entries as they keep.
+    assert held[-1] - held[1] < 400 * 150_000, [f"{found / 2**20:.0f} MiB" for found in held]
 
 
-@pytest.mark.more("ten thousand ops: seconds")
-def test_ten_thousand_ops() -> None:
+@pytest.mark.parametrize("count", [pytest.param(50, marks=pytest.mark.more("takes 200 MB")), _slowly(256)])
+def test_what_a_function_closes_over_may_be_large(count: int) -> None:
+    large = np.ones((count, 1024, 1024), np.float32)
+    ours = sdy.partition(lambda x: (x * large[0]).sum() + large[:, 0].sum(), mesh=LINE, in_shardings=P("x"))
+    assert float(ours(jnp.ones((1024, 1024)))) == 2**20 + count * 2**10
+
+
+@pytest.mark.parametrize("count", [pytest.param(3000, marks=pytest.mark.more("takes seconds")), _slowly(10_000)])
+def test_thousands_of_arguments(count: int) -> None:
+    plan = _planned(lambda *xs: [x * 2 for x in xs], LINE, P("x"), *[(8,)] * count)
+    assert (len(plan.arguments), plan.wire_bytes) == (count, 0)
+
+
+@pytest.mark.parametrize("count", [pytest.param(10_000, marks=pytest.mark.more("takes seconds")), _slowly(100_000)])
+def test_thousands_of_ops(count: int) -> None:
     def function(x: Any, w: Any) -> Any:
-        return reduce(lambda x, _: jnp.tanh(x) * 1.01 + w, range(3400), x).sum()
+        return reduce(lambda x, _: jnp.tanh(x) * 1.01 + w, range(count // 3), x).sum()
 
     assert 0 < _planned(function, PLANE, (P("x"), P(None, "y")), (8, 8), (8, 8)).wire_bytes < 2000

@@ -1,6 +1,7 @@
 """Folders that processes share: whole files, the least recently used ones go, and others' files stay."""
 
 import os
+import time
 
 import pytest
 
@@ -48,6 +49,18 @@ def test_what_a_killed_process_left_goes_after_a_while(folder):
         os.utime(path, (os.stat(path).st_mtime - age,) * 2)
     folder.write("b.entry", b"y")
     assert names(folder) == [".new.0123456789abcdef.new", "a.entry", "b.entry"]
+
+
+@pytest.mark.parametrize("jump", [-(10**6), 10**6])
+def test_a_clock_that_jumps_loses_nothing_that_was_finished(folder, monkeypatch, jump):
+    folder.write("a.entry", b"before")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    monkeypatch.setattr(os, "utime", lambda path, utime=os.utime: utime(path, (now() + jump,) * 2))
+    assert folder.read("a.entry") == b"before"
+    folder.write("b.entry", b"after")
+    assert (folder.read("a.entry"), folder.read("b.entry")) == (b"before", b"after")
+    assert names(folder) == ["a.entry", "b.entry"]
 
 
 def test_to_clear_it_removes_its_own_files_only(folder):
