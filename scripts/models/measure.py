@@ -95,13 +95,14 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
 
 
 def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
-    state = len(program.donated) if "auto" in how else 0
     specs, results = layout.specs(program.named), layout.specs(program.results)
+    # weights, and what comes back: an optimizer's state, or a cache
+    state, back = (max(program.donated, default=0) + 1, len(program.donated)) if "auto" in how else (0, 0)
     function = sdy.partition(
         program.run,
         mesh=layout.mesh,
         in_shardings=((sdy.AUTO,) * state + specs[state:]),
-        out_shardings=((sdy.AUTO,) * state + results[state:]),
+        out_shardings=((sdy.AUTO,) * back + results[back:]),
         donate_argnums=program.donated,
     )
     start = time.process_time()

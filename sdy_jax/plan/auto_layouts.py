@@ -31,10 +31,17 @@ _SEARCH = 3
 """How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about.
 Guessed, for a bar of progress alone."""
 
-_MOST_STATED = 2
+_MOST_STATED = 3
 """Usual layouts that fit and are planned again as if they were stated, at most. Measured (2026-11,
 `scripts/bench_models`): of a mixture of 128 experts on 64 H100s the one that was fastest along whole axes took 0.03
-more along parts of these, and the next one, where nothing is cut, 0.05 less. With more, planning takes longer."""
+more along parts of these, and the next one, where nothing is cut, 0.05 less; of an 8B model there, 8 x 8, the third one
+took 0.04 less than what was found, after two that are alike. With more, planning takes longer."""
+
+_APART = 1.02
+"""By how much plans with different borders differ in time along whole axes where it is clear which is faster. Measured
+(2026-11, `scripts/bench_models`): what was found along parts of axes took 0.03 to 0.16 less than the fastest usual
+layout along whole ones where a usual layout along parts took 0.03 to 0.05 less again, and usual ones that were within
+0.01 of each other along whole axes were then up to 0.08 apart."""
 
 Border = tuple[Mapping[int, TensorSharding], Mapping[int, TensorSharding]]
 """The shardings of argument leaves, and those of result leaves, by index."""
@@ -113,13 +120,18 @@ class _Search:
         roomy = [plan for plan in usual if plan.memory.border <= self._limit]
         borders = [self._stated(self._border_of(plan)) for plan in roomy]
         known = min([_cost(plan) for plan in usual if self._fits(plan)], default=math.inf)
-        # usual layouts are guesses where nothing comes back: then what propagation says is a start as well
-        starts = borders[:1] if self._carried and borders else [self._program, *borders[:1]]
+        starts = borders[:1] if self._weights_come_back and borders else [self._program, *borders[:1]]
         found = [*self._within(lambda start: self._searched(start, known), starts)]
         found += [*self._better_stated(roomy, borders, found)]
         if not found:
             raise min(self._problems, key=lambda problem: problem.least)
         return min(found, key=self._rank)
+
+    @property
+    def _weights_come_back(self) -> bool:
+        """Whether what has the most bytes is state, as where weights are trained. Where they are not, usual layouts are
+        guesses, of the weights or of a cache that comes back: then what propagation says is a start as well."""
+        return bool(self._carried) and self._carried.keys() >= set(largest(self._program))
 
     def _searched(self, start: Program, known: float) -> Plan:
         """The plan with the border that is found from a stated one; `known`: what a plan costs that fits."""
@@ -129,13 +141,19 @@ class _Search:
         self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
     ) -> Iterator[Plan]:
         """The plans with usual borders that may be better than those that were found and than each other, at most so
-        many that fit. Those that do not fit at their least time are tried where nothing else does, up to the first that
-        does: within the memory they take longer."""
+        many that fit. Those that do not fit at their least time are tried where no usual one does, and either nothing
+        does or parts of axes tell: up to the first that does, as within the memory they take longer."""
         best, count = min([_time(plan) for plan in found if self._fits(plan)], default=math.inf), 0
         both = list(zip(usual, borders, strict=True))
         likely, others = ([pair for pair in both if self._fits(pair[0]) == fits] for fits in (True, False))
-        for quick, border in [*likely, *(others if best == math.inf else ())]:
-            if _time(quick) >= best or count == _MOST_STATED or (count and not self._fits(quick)):
+        fastest = _time((likely or others)[0][0]) if both else math.inf
+        parts_tell = best < fastest / _APART  # then times along whole axes do not say that a usual border takes longer
+        if best < math.inf and (likely or not parts_tell):
+            others = []
+        for quick, border in [*likely, *others]:
+            if _time(quick) >= (fastest * _APART if parts_tell else best) or count == _MOST_STATED:
+                return
+            if count and not self._fits(quick):
                 return
             for stated in self._within(self._planners.stated, [border]):
                 yield stated

@@ -292,12 +292,15 @@ class Tried(NamedTuple):
     ("usual", "tried"),
     [
         ([Tried(9, 5, stated=6), Tried(8, 7)], [6]),  # by time, not by cost; the second one cannot be better
-        ([Tried(9, 5, stated=9), Tried(8, 6, stated=7), Tried(8, 6.5)], [9, 7]),  # one that does not keep its promise
-        ([Tried(9, 5, stated=9), Tried(8, 6, stated=9), Tried(8, 6.5)], [9, 9]),  # two at most
-        ([Tried(9, 5, peak=9), Tried(8, 8.5)], []),  # what does not fit is not tried where something does
+        ([Tried(9, 5, stated=9), Tried(8, 6, stated=7), Tried(8, 7.5)], [9, 7]),  # one that does not keep its promise
+        ([Tried(9, each, stated=9) for each in (5, 6, 6.5, 7)], [9, 9, 9]),  # three at most
+        ([Tried(9, 5, peak=9), Tried(8, 8.1)], []),  # what does not fit is not tried where something does
+        ([Tried(9, 9, stated=7.5), Tried(9, 9.1, stated=7), Tried(9, 9.3)], [7.5, 7]),  # those as fast along whole axes
+        ([Tried(9, 9, peak=9, stated=7), Tried(9, 9, peak=9)], [7]),  # also within the memory, where none fits at once
+        ([Tried(9, 9, peak=9), Tried(9, 9.1, stated=7)], [7]),
     ],
 )
-def test_usual_layouts_that_take_less_by_their_time_are_stated_too(usual, tried):
+def test_usual_layouts_that_may_take_less_by_their_time_are_stated_too(usual, tried):
     search = object.__new__(auto_layouts._Search)
     search._limit, search._problems = 2.0, []
     search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated))
@@ -376,6 +379,21 @@ def test_where_nothing_comes_back_the_largest_argument_has_the_layouts_of_weight
     assert plan.automatic.chosen.cost <= 1.05 * min(each.cost for each in plan.automatic.usual.values())
     assert plan.repeated_flops == 0
     assert_close(auto(state["weights"], x), forward(state["weights"], x))
+
+
+@pytest.mark.parametrize(("sizes", "starts"), [((1024, 8), 2), ((8, 1024), 1)], ids=["weights", "cache"])
+def test_where_the_weights_do_not_come_back_what_propagation_says_is_a_start_too(monkeypatch, sizes, starts):
+    """Of a program that serves, usual layouts of the cache that comes back say nothing of larger weights."""
+    begun, border_of = [], build.best_border
+    monkeypatch.setattr(build, "best_border", lambda *args: begun.append(1) or border_of(*args))
+    width, length = sizes
+    weights, cache = jnp.ones((width, 64)), jnp.ones((length, 64))
+    served = sdy.partition(
+        lambda w, cache, x: (cache + x, (cache + x) @ w.T),
+        mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, on_unknown="ignore",
+    )  # fmt: skip
+    served.plan(weights, cache, jnp.ones(64))
+    assert len(begun) == starts
 
 
 def test_results_alone():
