@@ -46,6 +46,7 @@ class LiveRanges:
         self._last: dict[Value, float] = {}
         self._carried: dict[Value, Value] = {}
         """Per value that a loop's body returns, the argument whose buffer it is to end up in."""
+        self._fused: dict[Op, bool] = {}
         self.buffers: list[Buffer] = []
 
         main, self._arguments = graph.main.blocks[0], frozenset(graph.arguments)
@@ -248,6 +249,11 @@ class LiveRanges:
         return first is not None and first + 1 < self._last[value]
 
     def _is_fused(self, op: Op) -> bool:
+        if op not in self._fused:
+            self._fused[op] = self._can_be_fused(op)
+        return self._fused[op]
+
+    def _can_be_fused(self, op: Op) -> bool:
         if not can_fuse(op, self._fusion) or op.results[0] in self._returned:
             return False
         block = self._order.inlined_block(op)

@@ -126,6 +126,11 @@ class Proposal:
         return self.meshes.base
 
     @cached_property
+    def partitioned(self) -> Graph:
+        """The partitioned program, read once: ops may be marked in it before it is rewritten further."""
+        return Graph(self.module)
+
+    @cached_property
     def remaining(self) -> dict[ir.Operation, int]:
         """The numbers of the ops of the graph that are in the module."""
         numbers, found = {op: n for n, op in enumerate(self.graph.ops)}, dict[ir.Operation, int]()

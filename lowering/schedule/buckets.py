@@ -17,7 +17,7 @@ See docs/explanation/schedule.md#buckets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jax.extend.mlir import ir
 
@@ -25,7 +25,7 @@ from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import copied, replace_contents
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.memory.peak import peak_of
+from sdy_jax.lowering.memory.peak import Peak, peak_of
 from sdy_jax.lowering.proposal.proposal import Proposal
 from sdy_jax.lowering.schedule.bucket_members import BucketCandidates, BucketSize
 from sdy_jax.lowering.schedule.bucket_order import BlockOrder
@@ -50,7 +50,7 @@ _TRIED = (1, 1 / 4, 1 / 16)
 over the program; without the last ones nothing is combined where little memory is left."""
 
 
-def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting) -> None:
+def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting, held: Callable[[], Peak]) -> None:
     """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
 
     Args:
@@ -58,21 +58,22 @@ def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting
         inserted: those that nothing hides.
         setting: what collectives cost, which says how large buckets are; whether they are combined, and what a device
             may hold.
+        held: says what a device holds at most while it runs the module.
     """
     combining, target = setting.policy.combine, setting.target
     if not combining.kinds:
         return
-    graph = Graph(proposal.module)
+    graph = proposal.partitioned
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
     if len(records) < 2:
         return
-    before = peak_of(graph, target)
-    peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
-    held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
+    before = held()
+    peak, live = before.total, {id(op): size + before.total - before.bytes for op, size in before.at}
+    bucket = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
         copy = Graph(copied(proposal.module))
-        size = BucketSize(setting.costs, combining, held * smaller)
+        size = BucketSize(setting.costs, combining, bucket * smaller)
         limit = max(min(peak + min(size.held, added), setting.limit), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
         buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, proposal.mesh, size, room)

@@ -21,20 +21,17 @@ from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.representation.mesh import Mesh
 
 
-def hidden_by_work(graph: Graph, proposal: Proposal, inserted: Inserted, setting: Setting) -> float:
+def hidden_by_work(proposal: Proposal, inserted: Inserted, setting: Setting) -> float:
     """The time of a partitioned module's collectives that is hidden, in all executions.
 
     Args:
-        graph: the module, as it is now.
-        proposal: what it was made of.
+        proposal: the module, as it is now.
         inserted: its collectives that nothing else hides; those that the program holds itself are known.
         setting: a model of time, and the devices.
     """
-    return (
-        _Schedule(graph, proposal.report.written | dict(inserted), proposal.mesh, setting)
-        .of(graph.main.blocks[0])
-        .hidden
-    )
+    graph = proposal.partitioned
+    schedule = _Schedule(graph, proposal.report.written | dict(inserted), proposal.mesh, setting)
+    return schedule.of(graph.main.blocks[0]).hidden
 
 
 @dataclass(slots=True)

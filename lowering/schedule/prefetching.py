@@ -41,7 +41,7 @@ def prefetch(proposal: Proposal, setting: Setting, limit: Callable[[], float]) -
     hiding = HiddenCollectives(proposal.inserted)
     if setting.costs.unit != "seconds":
         return hiding.others
-    graph = Graph(proposal.module)
+    graph = proposal.partitioned
     exposed = list(_exposed(graph, proposal, setting.costs))
     held, most = (peak_of(graph, setting.target).total, limit()) if exposed else (0.0, 0.0)
     for op, count, hidden, size in exposed:
@@ -50,7 +50,7 @@ def prefetch(proposal: Proposal, setting: Setting, limit: Callable[[], float]) -
         held += size
         hiding.hide(op.mlir, hidden, is_ahead=True)
         integers = ir.IntegerType.get_signless(64, graph.context)
-        op.mlir.attributes[PREFETCHED] = ir.IntegerAttr.get(integers, count)
+        op.set_attribute(PREFETCHED, ir.IntegerAttr.get(integers, count))
     return hiding.reported(proposal.report)
 
 

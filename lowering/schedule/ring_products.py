@@ -71,7 +71,7 @@ def form_rings(proposal: Proposal, inserted: Inserted, costs: CostModel) -> Inse
     hiding = HiddenCollectives(inserted)
     if costs.unit != "seconds":
         return hiding.others
-    graph = Graph(proposal.module)
+    graph = proposal.partitioned
     times, busy = _Times(graph, proposal.mesh, costs), set[Op]()
     for pair in _pairs(graph, inserted, proposal.mesh):
         saved = times.saved(pair)
@@ -80,7 +80,7 @@ def form_rings(proposal: Proposal, inserted: Inserted, costs: CostModel) -> Inse
         busy.add(pair.product)
         hiding.hide(pair.collective.mlir, saved)
         for op in pair.marked:
-            op.mlir.attributes[RING] = ir.UnitAttr.get(graph.context)
+            op.set_attribute(RING, ir.UnitAttr.get(graph.context))
     return hiding.reported(proposal.report)
 
 

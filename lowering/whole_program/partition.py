@@ -10,7 +10,7 @@ See docs/explanation/planner.md#from-choice-to-program.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -21,11 +21,12 @@ from sdy_jax.lowering.insert.partitioner import Partitioner
 from sdy_jax.lowering.interface.outcomes import ChangedLayout, LayoutChoice
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.memory.peak import Peak, peak_of
 from sdy_jax.lowering.model.constraint_candidates import changed_statements
 from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.proposal.choices import Partitioned, ProgramChoices
 from sdy_jax.lowering.proposal.free_border import BorderLayouts, FreeBorder
-from sdy_jax.lowering.proposal.proposal import Proposal, ProposedLayouts
+from sdy_jax.lowering.proposal.proposal import ProposedLayouts
 from sdy_jax.lowering.schedule.buckets import combine_collectives
 from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
 from sdy_jax.lowering.schedule.marks import Inserted, erase_marks
@@ -50,7 +51,8 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
         search = LayoutSearch(graph, setting)
         return finished(module, search, search.fitting(search.found()))
     proposal = Partitioner(graph, setting).run()
-    return Partitioned(_combined(module, proposal, proposal.inserted, setting), ProgramChoices())
+    program = PartitionedProgram(proposal, setting)
+    return Partitioned(_combined(module, program, proposal.inserted, lambda: program.peak), ProgramChoices())
 
 
 def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> Partitioned:
@@ -59,16 +61,25 @@ def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[Parti
     proposal, setting = best.proposal, search.setting
     if search.can_be_planned:
         proposal.report.layouts = _choice(search.graph, best, search.proposed)
-    exposed = form_rings(proposal, prefetch(proposal, setting, lambda: search.limit), setting.costs)
+    waiting = prefetch(proposal, setting, lambda: search.limit)
+    exposed = form_rings(proposal, waiting, setting.costs)
+
+    def held() -> Peak:
+        none_ahead = len(waiting) == len(proposal.inserted)
+        return best.peak if none_ahead else peak_of(proposal.partitioned, setting.target)
+
     choices = ProgramChoices(best.plan, proposal.layouts.decided if best.plan is None else {})
-    return Partitioned(_combined(module, proposal, exposed, setting), choices)
+    return Partitioned(_combined(module, best, exposed, held), choices)
 
 
-def _combined(module: ir.Operation, proposal: Proposal, exposed: Inserted, setting: Setting) -> PartitionReport:
+def _combined(
+    module: ir.Operation, program: PartitionedProgram, exposed: Inserted, held: Callable[[], Peak]
+) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
+    proposal, setting = program.proposal, program.setting
     if setting.costs.unit == "seconds":
-        proposal.report.hidden = hidden_by_work(Graph(proposal.module), proposal, exposed, setting)
-    combine_collectives(proposal, exposed, setting)
+        proposal.report.hidden = hidden_by_work(proposal, exposed, setting)
+    combine_collectives(proposal, exposed, setting, held)
     if proposal.module is not module:
         replace_contents(module, proposal.module)
     return proposal.report

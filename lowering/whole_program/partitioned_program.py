@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.memory.peak import Peak, peak_of
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
@@ -49,18 +48,13 @@ class PartitionedProgram:
         """What it costs but for most of the time of the collectives that the compiler hides by itself."""
         if self.setting.costs.unit != "seconds":
             return self.cost
-        hidden = hidden_by_work(self._graph, self.proposal, self.proposal.inserted, self.setting)
+        hidden = hidden_by_work(self.proposal, self.proposal.inserted, self.setting)
         return self.cost - (1 - _HIDDEN) * hidden
 
     @cached_property
     def peak(self) -> Peak:
         """What a device holds at most."""
-        return peak_of(self._graph, self.setting.target)
-
-    @cached_property
-    def _graph(self) -> Graph:
-        """The program as it was left, read once for all figures: these are asked for before it is rewritten further."""
-        return Graph(self.proposal.module)
+        return peak_of(self.proposal.partitioned, self.setting.target)
 
     @property
     def sends(self) -> bool:
@@ -81,7 +75,7 @@ class PartitionedProgram:
     @cached_property
     def _times(self) -> CollectiveTimes:
         proposal = self.proposal
-        return CollectiveTimes(self._graph, proposal.inserted, self.setting.costs, proposal.mesh)
+        return CollectiveTimes(proposal.partitioned, proposal.inserted, self.setting.costs, proposal.mesh)
 
     @cached_property
     def sent(self) -> float:
@@ -97,7 +91,7 @@ class PartitionedProgram:
         if hasattr(self, "proposal"):
             _ = self.cost, self.exposed, self.sending, self.sent, self.live
             self.peak = replace(self.peak, live=(), at=())
-            del self.proposal, self._times, self._graph
+            del self.proposal, self._times
 
     @cached_property
     def live(self) -> PerOp:

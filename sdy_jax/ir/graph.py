@@ -122,6 +122,11 @@ class Op:
             self._attributes = read_attributes(self.mlir)
         return self._attributes
 
+    def set_attribute(self, name: str, attribute: ir.Attribute) -> None:
+        """Sets an attribute, here and in the module."""
+        self.mlir.attributes[name] = attribute
+        self._attributes = None
+
     def keep_attributes(self) -> None:
         """Reads the attributes now: those of an op that is erased can not be read any more."""
         self._attributes = self.attributes
