@@ -54,6 +54,13 @@ class _Beside(NamedTuple):
         return self.value.times * model.spread(self.value.shape, made, wanted) if wanted else 0.0
 
 
+class _Near(NamedTuple):
+    """The candidates that a node may change to, and what the cheapest of them costs itself."""
+
+    candidates: list[int]
+    least: float
+
+
 class _LocalSearch:
     """A choice that changes node by node. Invariant: `_taken` counts per value, of those that were asked for, the uses
     in each layout under it."""
@@ -61,17 +68,26 @@ class _LocalSearch:
     def __init__(self, model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> None:
         self._model, self._nearby, self.chosen = model, nearby, list(chosen)
         self._least = LEAST * model.cost(self.chosen)
-        self._near: dict[tuple[int, int], list[int]] = {}
+        self._near: dict[tuple[int, int], _Near] = {}
         self._taken: dict[int, dict[int, int]] = {}
+        self._paid: dict[int, float] = {}
+        """Per value that was asked for, what it costs under the choice, where holding costs nothing."""
 
     def improve(self, number: int) -> bool:
         """Gives a node its best candidate; whether that is another one."""
-        node, before, others = self._model.nodes[number], self.chosen[number], self._others(number)
-        if not others:
+        node, before, near = self._model.nodes[number], self.chosen[number], self._near_of(number)
+        if not near.candidates:
             return False
-        cost = self._held_cost(number) if self._model.holding_costs else self._cost(node, before)
-        best, limit = before, cost(before) - self._least
-        for candidate in others:
+        if self._model.holding_costs:
+            cost = self._held_cost(number)
+            limit = cost(before) - self._least
+        else:
+            limit = self._cost_now(node, before) - self._least
+            if node.times * near.least >= limit:  # most nodes: what is around them need not be looked at
+                return False
+            cost = self._cost(node, before)
+        best = before
+        for candidate in near.candidates:
             if node.times * node.candidates[candidate].cost < limit and (paid := cost(candidate)) < limit:
                 best, limit = candidate, paid
         if best == before:
@@ -79,11 +95,12 @@ class _LocalSearch:
         self._choose(number, best)
         return True
 
-    def _others(self, number: int) -> list[int]:
+    def _near_of(self, number: int) -> _Near:
         candidates, now = self._model.nodes[number].candidates, self.chosen[number]
         key = id(candidates), now
         if key not in self._near:
-            self._near[key] = sorted({candidate for move in self._nearby for candidate in move.others(candidates, now)})
+            others = sorted({candidate for move in self._nearby for candidate in move.others(candidates, now)})
+            self._near[key] = _Near(others, min([candidates[other].cost for other in others], default=0.0))
         return self._near[key]
 
     def _choose(self, number: int, candidate: int) -> None:
@@ -93,7 +110,25 @@ class _LocalSearch:
                 counts, layout = self._taken[value], node.candidates[candidate].layouts[slot]
                 counts[before.layouts[slot]] -= 1
                 counts[layout] = counts.get(layout, 0) + 1
+        for value in node.values:
+            self._paid.pop(value, None)
         self.chosen[number] = candidate
+
+    def _cost_now(self, node: Node, now: int) -> float:
+        """What a node and the values around it cost, as `_cost` says of its present candidate."""
+        numbers = [number for number in dict.fromkeys(node.values) if number >= 0]
+        return node.times * node.candidates[now].cost + sum(map(self._paid_now, numbers))
+
+    def _paid_now(self, number: int) -> float:
+        """What a value costs."""
+        if number not in self._paid:
+            value, paid = self._model.values[number], 0.0
+            if value.maker is not None and value.uses:
+                made = self._model.layout(self.chosen, value.maker)
+                taken = [layout for layout, count in self._counts(number).items() if count]
+                paid = _Beside(value, frozenset(taken), made, (), None).paid(self._model, ())
+            self._paid[number] = paid
+        return self._paid[number]
 
     def _cost(self, node: Node, now: int) -> Callable[[int], float]:
         """What a node and the values around it cost with each of its candidates, where holding costs nothing."""

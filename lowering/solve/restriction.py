@@ -22,7 +22,7 @@ from sdy_jax.lowering.model.nodes import Chosen, ModelValue, Port
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.columns import Column, different
 from sdy_jax.lowering.solve.moves import Move
-from sdy_jax.lowering.solve.solver import Ports, Problem, solve
+from sdy_jax.lowering.solve.solver import Ports, Problem, identity, solve, zeros
 
 Costs = NDArray[np.float64]
 
@@ -62,6 +62,7 @@ class RestrictedProgram:
         self._kept: dict[tuple[int, int], list[int]] = {}
         self._columns: dict[tuple[int, int], Column] = {}
         self._matrices: dict[object, Costs] = {}
+        self._own: dict[tuple[int, float], Costs] = {}
         self._allowed = [self._allowed_candidates(node, move) for node in range(len(model.nodes))]
         self._uses = [self._different_uses(value) for value in model.values]
 
@@ -155,13 +156,16 @@ class RestrictedProgram:
 
     def _node_costs(self, number: int) -> Costs:
         """The costs of a node's candidates."""
-        node = self._model.nodes[number]
-        return node.times * np.array([node.candidates[candidate].cost for candidate in self._allowed[number]])
+        node, allowed = self._model.nodes[number], self._allowed[number]
+        key = id(allowed), node.times
+        if key not in self._own:
+            self._own[key] = node.times * np.array([node.candidates[candidate].cost for candidate in allowed])
+        return self._own[key]
 
     def _held_until(self, value: ModelValue, made: Sequence[int], use: Port, taken: Sequence[int]) -> Costs:
         """What it costs to hold a value until its only use, from each of some layouts in which it is made to each in
         which it is taken, in the smaller of both."""
-        if value.is_at_hand or not self._model.holding_costs:
+        if value.is_at_hand:
             return np.zeros((len(made), len(taken)))
         begin, _ = value.needed[value.uses.index(use)]
         ends = (self._held(value, layouts, value.born, begin) for layouts in (made, taken))
@@ -170,7 +174,7 @@ class RestrictedProgram:
     def _shared_costs(self, value: ModelValue, shared: _SharedLayout) -> Costs:
         """What it costs to hold a value of several users in each layout."""
         if not self._model.holding_costs:
-            return np.zeros(len(shared.layouts))
+            return zeros(len(shared.layouts))
         costs = self._held(value, shared.layouts, shared.begin if value.is_at_hand else value.born, shared.end)
         return np.where(np.isin(shared.layouts, self._at_hand(value)), 0.0, costs)
 
@@ -202,10 +206,11 @@ class RestrictedProgram:
             (use,) = self._uses[made]
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
-            direct = direct + self._held_until(value, sources, use, targets) / value.times
+            if self._model.holding_costs:
+                direct = direct + self._held_until(value, sources, use, targets) / value.times
             problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
             return
-        every = np.arange(len(all_shared[0].layouts))
+        every = identity(len(all_shared[0].layouts))
         to_shared = Ports(rows, every, self._matrix(value.shape, sources, all_shared[0].layouts), value.times)
         problem.add(numbers[maker.node], all_shared[0].number, to_shared)
         for shared, following in pairwise(all_shared):

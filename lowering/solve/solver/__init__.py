@@ -5,7 +5,7 @@ It knows nothing of layouts: nodes have candidates with costs, edges have a pric
 See docs/explanation/planner.md#the-solver.
 """
 
-from sdy_jax.lowering.solve.solver.problem import Ports, Problem, Restriction, restricted
+from sdy_jax.lowering.solve.solver.problem import Ports, Problem, Restriction, identity, restricted, zeros
 from sdy_jax.lowering.solve.solver.solution import Solution, solve
 
-__all__ = ["Ports", "Problem", "Restriction", "Solution", "restricted", "solve"]
+__all__ = ["Ports", "Problem", "Restriction", "Solution", "identity", "restricted", "solve", "zeros"]

@@ -103,14 +103,17 @@ class CostGraph:
 
     def undone(self, choice: dict[int, int]) -> dict[int, int]:
         """A choice for all nodes, from one for those that are left."""
-        chosen = dict(choice)
+        chosen, known = dict(choice), dict[object, int]()
         for step in reversed(self.steps):
             match step:
                 case Kept(node, kept):
                     chosen[node] = int(kept.indices[chosen[node]])
                 case Best(node, own, tables):
-                    costs = sum((table.column(chosen[other]) for other, table in tables), own.values)
-                    chosen[node] = int(np.argmin(costs))
+                    key = own, tuple([(table, chosen[other]) for other, table in tables])
+                    if key not in known:
+                        costs = sum((table.column(chosen[other]) for other, table in tables), own.values)
+                        known[key] = int(np.argmin(costs))
+                    chosen[node] = known[key]
                 case Beside(node, own, arrays):
                     parts = (array[_index(scope, node, chosen)] for scope, array in arrays)
                     chosen[node] = int(np.argmin(sum(parts, own.values)))
@@ -146,19 +149,36 @@ class _Loader:
     def __init__(self, unit: float, most: float):
         self.pool, self.raised = Pool(), 0.0
         self._unit, self._most = unit, most
+        self._vectors: dict[object, tuple[tuple[Vector, float], float]] = {}
+        self._tables: dict[object, tuple[Table, float]] = {}
 
     def vector(self, values: Costs, candidates: Choices) -> tuple[Vector, float]:
-        rounded, raised = self._rounded(values)
+        key = id(values), candidates  # equal nodes share arrays, as a rule, which the problem keeps alive
+        if key not in self._vectors:
+            self._vectors[key] = self._vector(values, candidates)
+        found, raised = self._vectors[key]
         self.raised += raised
+        return found
+
+    def _vector(self, values: Costs, candidates: Choices) -> tuple[tuple[Vector, float], float]:
+        rounded, raised = self._rounded(values)
         key = ("loaded", values.tobytes(), candidates)
-        return self.pool.once(key, lambda: self.pool.normal(rounded[candidates.indices]))
+        return self.pool.once(key, lambda: self.pool.normal(rounded[candidates.indices])), raised
 
     def table(self, edge: Edge, first: Choices, second: Choices) -> Table:
         rows, cols, prices, weight = edge.ports
-        rounded, raised = self._rounded(prices, weight)
+        key = id(rows), id(cols), id(prices), weight, first, second
+        if key not in self._tables:
+            self._tables[key] = self._table(edge, first, second)
+        found, raised = self._tables[key]
         self.raised += raised
+        return found
+
+    def _table(self, edge: Edge, first: Choices, second: Choices) -> tuple[Table, float]:
+        rows, cols, prices, weight = edge.ports
+        rounded, raised = self._rounded(prices, weight)
         key = ("loaded", id(rounded), rows.tobytes(), cols.tobytes(), first, second)
-        return self.pool.once(key, lambda: self.pool.table(rounded, rows[first.indices], cols[second.indices]))
+        return self.pool.once(key, lambda: self.pool.table(rounded, rows[first.indices], cols[second.indices])), raised
 
     def _rounded(self, values: Costs, weight: float = 1.0) -> tuple[Costs, float]:
         key = ("rounded", content(values), weight)

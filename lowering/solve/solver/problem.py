@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Ports(NamedTuple):
         return Ports(self.cols, self.rows, self.prices.T, self.weight)
 
     def price(self, a: int, b: int) -> float:
-        return float(self.weight * self.prices[self.rows[a], self.cols[b]])
+        return self.weight * self.prices.item(self.rows.item(a), self.cols.item(b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,20 @@ class Problem:
 
     def cost(self, choice: Sequence[int]) -> float:
         """The cost of one candidate per node."""
-        own = [float(values[a]) for values, a in zip(self.costs, choice, strict=True)]
+        own = [values.item(a) for values, a in zip(self.costs, choice, strict=True)]
         return math.fsum([*own, *(e.ports.price(choice[e.first], choice[e.second]) for e in self.edges)])
 
 
-_IDENTITIES: dict[int, Indices] = {}
-
-
+@cache
 def identity(size: int) -> Indices:
-    """0 to size-1; one array per size."""
-    if size not in _IDENTITIES:
-        _IDENTITIES[size] = np.arange(size)
-    return _IDENTITIES[size]
+    """0 to size-1; one array per size, which nobody changes."""
+    return np.arange(size)
+
+
+@cache
+def zeros(size: int) -> Costs:
+    """So many candidates that cost nothing; one array per size, which nobody changes."""
+    return np.zeros(size)
 
 
 def _each_its_own(prices: Costs) -> Ports:
