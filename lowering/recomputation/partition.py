@@ -116,7 +116,7 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
 def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     """One that computes again in a loop what takes longer to write in another loop, and to read."""
     price = 2 * written.search.costs.memory
-    if not price:
+    if not price or not forward_loops(written.search.graph):
         return
     rewrite = Rewrite("loops", price, keeps_named=True)
     found = rewritten(written, rewrite, named)

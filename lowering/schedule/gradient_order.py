@@ -20,7 +20,9 @@ transformers in Megatron's layout took 0.02 to 0.05 less so (libtpu 0.0.52, 2026
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 
 from jax.extend.mlir import ir
 
@@ -54,6 +56,8 @@ def order_gradients(module: ir.Operation, memory: float = 0.0, arrays: Arrays = 
     """
     graph = Graph(module)
     order, updates = _Order(graph, memory, arrays), Updates(graph.main.blocks[0])
+    if not order.matters:
+        return
     pending: list[tuple[Value, int]] = []
     for position, op in enumerate(graph.main.blocks[0].ops):
         if order.is_last(op):
@@ -75,11 +79,27 @@ class _Order:
     """What the ops of a program's main block are computed for."""
 
     def __init__(self, graph: Graph, memory: float, arrays: Arrays):
-        self._has_room = _bytes_of_all(graph) <= memory
+        self._graph, self._memory = graph, memory
         self._sizes, self._ops = LocalBytes(graph, replace(arrays, tiles=None)), graph.main.blocks[0].ops
-        self._critical = CriticalPath(graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
         read = [v for op in self._ops if computes(op) for v in op.operands if v.defining_op is not None]
-        self._largest = max(map(self._sizes.of, read), default=0.0)
+        self._least = max(_LEAST, _MUCH * max(map(self._sizes.of, read), default=0.0))
+
+    @property
+    def matters(self) -> bool:
+        """Whether a product reads so much that anything may wait for it."""
+        return any(self._read(op.operands) >= self._least for op in self._ops if is_product(op))
+
+    @cached_property
+    def _critical(self) -> CriticalPath:
+        return CriticalPath(self._graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
+
+    @cached_property
+    def _has_room(self) -> bool:
+        return _bytes_of_all(self._graph) <= self._memory
+
+    def _read(self, values: Iterable[Value]) -> float:
+        """The bytes of some values, each once."""
+        return sum(map(self._sizes.of, dict.fromkeys(values)))
 
     def is_last(self, op: Op) -> bool:
         """Whether an op is a product, and only results of the program are computed of what it makes. A sum, as the
@@ -90,8 +110,8 @@ class _Order:
         """What has to be there so that what an op is computed of can be freed, and the position of the last op that is
         to run before: the op's results, if they are smaller and there is no room for all, else a result of the program
         in which they are used up."""
-        kept = sum([self._sizes.of(v) for v in dict.fromkeys(op.operands) if v in self._critical.after])
-        if kept < max(_LEAST, _MUCH * self._largest):
+        kept = self._read(v for v in op.operands if v in self._critical.after)
+        if kept < self._least:
             return []
         if kept > sum(map(self._sizes.of, op.results)):
             return [] if self._has_room else [(value, -1) for value in op.results]

@@ -16,6 +16,7 @@ from sdy_jax.calls.options import Options
 from sdy_jax.lowering.analysis.verifier import verify_partitioned
 from sdy_jax.lowering.interface.policy import Combining
 from sdy_jax.lowering.schedule import buckets as buckets_of_program
+from sdy_jax.lowering.schedule.bucket_order import BlockOrder
 from sdy_jax.lowering.targets.compiler import Collectives
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.gpu import GPU
@@ -220,6 +221,17 @@ def test_buckets_by_the_cost_model():
     ):
         costs = sdy.CostModel(latency=bucket * fixed / 7, memory=memory)
         assert max(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs)), default=0) == most
+
+
+def test_what_members_wait_for_is_found_once_for_each(monkeypatch):
+    found, closure = [], BlockOrder._closure
+    monkeypatch.setattr(BlockOrder, "_closure", lambda self, *args: found.append(args) or closure(self, *args))
+    for number in (4, 16):
+        xs = arrays([(16, 8)] * number)
+        function = sdy.partition(each(summed), mesh=LINE, in_shardings=([P("x")] * number,), combine="1MiB")
+        assert buckets(function.plan(xs)) == [number]
+        assert len(found) <= 3 * number  # and the makers and users of each in the one bucket
+        found.clear()
 
 
 def test_by_default_nothing_is_rearranged():

@@ -7,6 +7,8 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
 
 import sdy_jax as sdy
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.proposal import proposal
 from sdy_jax.lowering.whole_program import partitioned_program
 
 X, W = jnp.ones((16, 32)), jnp.ones((32, 32))
@@ -31,6 +33,14 @@ def test_memory_is_counted_where_something_depends_on_it(counted):
     for options in ({"memory": "1GiB"}, {"costs": sdy.CostModel.of_machine("tpu v5e", LINE.axis_names)}):
         assert planned(**options).fingerprint() == plan.fingerprint() and counted
         counted.clear()
+
+
+def test_a_program_is_read_once_for_all_that_is_asked_of_it(counted, monkeypatch):
+    """By a model of time: what is held, sent, hidden and combined, before it is rewritten."""
+    read = []
+    monkeypatch.setattr(proposal, "Graph", lambda module: read.append(module) or Graph(module))
+    plan = planned(costs=sdy.CostModel.of_machine("tpu v5e", LINE.axis_names))
+    assert plan.collectives and len(read) == len(counted) == 1
 
 
 def test_what_is_stated_is_kept_to(counted):
