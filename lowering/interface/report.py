@@ -32,6 +32,8 @@ class PartitionReport:
     """The time of one device's own work, by the cost model."""
     hidden: float = field(default=0.0, init=False)
     """The time of collectives that the compiler hides by itself: beside that of rings and of those one trip ahead."""
+    held: float = field(default=0.0, init=False)
+    """What a device holds at most, where that was counted of the module as it is left; else 0."""
     recomputed: Recomputed | None = field(default=None, init=False)
     """What is computed again for the sake of memory."""
     blocked: tuple[InParts, ...] = field(default=(), init=False)

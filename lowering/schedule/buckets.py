@@ -50,7 +50,9 @@ _TRIED = (1, 1 / 4, 1 / 16)
 over the program; without the last ones nothing is combined where little memory is left."""
 
 
-def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting, held: Callable[[], Peak]) -> None:
+def combine_collectives(
+    proposal: Proposal, inserted: Inserted, setting: Setting, held: Callable[[], Peak]
+) -> Peak | None:
     """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
 
     Args:
@@ -59,14 +61,17 @@ def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting
         setting: what collectives cost, which says how large buckets are; whether they are combined, and what a device
             may hold.
         held: says what a device holds at most while it runs the module.
+
+    Returns:
+        What a device holds with the buckets; None where there are none.
     """
     combining, target = setting.policy.combine, setting.target
     if not combining.kinds:
-        return
+        return None
     graph = proposal.partitioned
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
     if len(records) < 2:
-        return
+        return None
     before = held()
     peak, live = before.total, {id(op): size + before.total - before.bytes for op, size in before.at}
     bucket = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
@@ -78,11 +83,13 @@ def combine_collectives(proposal: Proposal, inserted: Inserted, setting: Setting
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
         buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, proposal.mesh, size, room)
         if not buckets:
-            return
-        if peak_of(Graph(copy.module), target).total <= limit:
+            return None
+        found = peak_of(Graph(copy.module), target)
+        if found.total <= limit:
             replace_contents(proposal.module, copy.module)
             proposal.report.combine(buckets)
-            return
+            return found
+    return None
 
 
 Buckets = list[list[CollectiveRecord]]

@@ -79,7 +79,8 @@ def _combined(
     proposal, setting = program.proposal, program.setting
     if setting.costs.unit == "seconds":
         proposal.report.hidden = hidden_by_work(proposal, exposed, setting)
-    combine_collectives(proposal, exposed, setting, held)
+    combined = combine_collectives(proposal, exposed, setting, held)
+    proposal.report.held = (combined or held()).total if setting.available else 0.0
     if proposal.module is not module:
         replace_contents(module, proposal.module)
     return proposal.report

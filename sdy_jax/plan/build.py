@@ -212,6 +212,7 @@ class _Making:
             planned_with=self.given,
             work_cost=report.work,
             hidden_by_work=report.hidden,
+            counted_peak=report.held,
             recomputed=report.recomputed,
             blocked=report.blocked,
             choices=choices,

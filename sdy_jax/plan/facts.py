@@ -57,6 +57,7 @@ class PlanFacts(Printed):
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
         blocked: the values that are made part by part, so that no device holds all of its own.
         hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
+        counted_peak: `memory.peak` where planning counted it; else 0.
         choices: what was searched for, from which the plan is made again without; as text where it was found in the
             cache; None of a program on local arrays.
         planner: makes the plan of another traced program of the same function, under a policy.
@@ -84,6 +85,7 @@ class PlanFacts(Printed):
     decided: Decided = NOTHING_DECIDED
     work_cost: float = 0.0
     hidden_by_work: float = 0.0
+    counted_peak: float = 0.0
     recomputed: Recomputed | None = None
     blocked: tuple[InParts, ...] = ()
     choices: ProgramChoices | str | None = None

@@ -34,7 +34,9 @@ def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
 def too_large(plan: Plan) -> Iterator[str]:
     """What is said of a plan that takes more memory than its devices have."""
     given = plan.planned_with
-    if given is None or not given.available or plan.memory.fits:  # what fits anyhow is not counted
+    if given is None or not given.available:  # what fits anyhow is not counted
+        return
+    if 0 < plan.counted_peak <= given.available or plan.memory.fits:
         return
     held = plan.memory
     largest = [f"{bytes_text(value.bytes)} of {value.type} at {value.source}" for value in held.largest[:_LISTED]]

@@ -25,7 +25,7 @@ from sdy_jax.plan.cache.data import Reader, Writer
 from sdy_jax.plan.cache.key import Key
 from sdy_jax.plan.pinning.setting import RecordedSetting
 
-_MAGIC = b"sdy_jax plan 1\n"
+_MAGIC = b"sdy_jax plan 2\n"
 _LOCATIONS = "locations"
 """What stands among the stages for the locations that the JSON refers to."""
 
@@ -43,6 +43,7 @@ class CachedPlan:
     layouts: LayoutChoice | None
     work_cost: float
     hidden_by_work: float
+    counted_peak: float
     recomputed: Recomputed | None
     blocked: tuple[InParts, ...]
     automatic: AutomaticLayouts | None
