@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Block, Op
 from sdy_jax.lowering.schedule.bucket_members import BucketCandidates, BucketMember, BucketSize
@@ -15,6 +15,10 @@ _SMALL = 1 / 64
 buckets of their own: a fusion that reads a small part of a bucket, such as a bias, keeps all of it in memory until it
 runs. Measured (2026-11, `scripts/bench_bytes`, eight CPU devices): GPT's step with FSDP weights took 1.29 of its memory
 without, 1.10 with it."""
+
+
+_Neighbours = Mapping[Op, Sequence[Op]]
+"""Per op, the ops of its block that make what it takes, or that take what it makes."""
 
 
 class BlockOrder:
@@ -37,6 +41,7 @@ class BlockOrder:
         self._order = list(block.ops)
         self._is_barrier = {op: candidates.is_barrier(op) for op in block.ops}
         self._moves = {op: candidates.moves(op, _SMALL * size.held) for op in block.ops}
+        self._makers = {op: list(dict.fromkeys(self._makers_of(op))) for op in block.ops}
         self._users = {op: list(dict.fromkeys(self._users_of(op))) for op in block.ops}
         self._number()
 
@@ -80,35 +85,29 @@ class BlockOrder:
     def _low(self, op: Op) -> int:
         """The last op that has to run before an op."""
         before = bisect_left(self._barriers, self._position[op]) - 1
-        self._settle(self._makers(op), self._earliest, self._makers, self._low)
-        made = (self._earliest.get(maker, self._position[maker]) for maker in self._makers(op))
+        self._settle(self._makers, op, self._earliest, self._low)
+        made = (self._earliest.get(maker, self._position[maker]) for maker in self._makers[op])
         return max(self._barriers[before] if before >= 0 else -1, *made, -1)
 
     def _high(self, op: Op) -> int:
         """The first op that has to run after an op."""
         after = self._barriers[bisect_right(self._barriers, self._position[op])]
-        self._settle(self._users[op], self._latest, self._users.__getitem__, self._high)
+        self._settle(self._users, op, self._latest, self._high)
         return min(after, *(self._latest.get(user, self._position[user]) for user in self._users[op]), after)
 
-    def _settle(
-        self,
-        ops: Iterable[Op],
-        known: dict[Op, int],
-        neighbours: Callable[[Op], Iterable[Op]],
-        bound: Callable[[Op], int],
-    ) -> None:
-        """Finds the bounds of those of some ops that move, those next to them first."""
-        waiting = [op for op in ops if self._moves[op] and op not in known]
+    def _settle(self, around: _Neighbours, op: Op, known: dict[Op, int], bound: Callable[[Op], int]) -> None:
+        """Finds the bounds of those next to an op that move, those next to them first."""
+        waiting = [other for other in around[op] if self._moves[other] and other not in known]
         while waiting:
             op = waiting[-1]
-            before = [other for other in neighbours(op) if self._moves[other] and other not in known]
+            before = [other for other in around[op] if self._moves[other] and other not in known]
             if before:
                 waiting += before
             else:
                 known.setdefault(op, bound(op))
                 waiting.pop()
 
-    def _makers(self, op: Op) -> Iterator[Op]:
+    def _makers_of(self, op: Op) -> Iterator[Op]:
         """The ops of the block that make what an op takes."""
         return (v.owner for v in op.operands if isinstance(v.owner, Op) and v.owner.block is self._block)
 
@@ -156,11 +155,11 @@ class BlockOrder:
             self._awaited[op] = self._closure(op, self._makers) & self._members
         return self._awaited[op]
 
-    def _closure(self, op: Op, neighbours: Callable[[Op], Iterable[Op]]) -> set[Op]:
+    def _closure(self, op: Op, around: _Neighbours) -> set[Op]:
         """The ops before or after an op through others that move with it, the first ones that do not included."""
         found, waiting = set[Op](), [op]
         while waiting:
-            new = [other for other in neighbours(waiting.pop()) if other not in found]
+            new = [other for other in around[waiting.pop()] if other not in found]
             found.update(new)
             waiting += [other for other in new if self._moves[other]]
         return found
@@ -169,7 +168,7 @@ class BlockOrder:
         """Moves a bucket right before the op at a place, with what has to run before and after it."""
         members = [member.op for member in bucket]
         makers = set().union(*(self._closure(op, self._makers) for op in members))
-        users = set().union(*(self._closure(op, self._users.__getitem__) for op in members))
+        users = set().union(*(self._closure(op, self._users) for op in members))
         before, after = self._order[:place], self._order[place:]
         early = [op for op in after if op in makers and op not in members]
         late = [op for op in before if op in users and op not in members]
