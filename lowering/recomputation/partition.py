@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.locations import is_computed_again
+from sdy_jax.ir.locations import RUN_AGAIN, is_computed_again, may_mention
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.interface.outcomes import InParts, Recomputed
 from sdy_jax.lowering.proposal.choices import Rewrite
@@ -102,7 +102,8 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
     Raises:
         MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
     """
-    if any(is_computed_again(op.mlir.location) for op in written.search.graph.ops):
+    graph = written.search.graph
+    if may_mention(graph.module, RUN_AGAIN) and any(is_computed_again(op.mlir.location) for op in graph.ops):
         return written.at_all_prices
     others = _quicker if written.search.budget.fits(written.cheapest) else _holding_less
     best = min([written, *others(written, named)], key=Program.rank)

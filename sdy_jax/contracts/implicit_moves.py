@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sdy_jax.contracts.requests import Asked
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.locations import has_strict_regions, place_of, strict_axes
+from sdy_jax.ir.locations import STRICT, may_mention, place_of, strict_axes
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.plan.explanations.annotation_origins import spec_text
 from sdy_jax.plan.plan import Plan
@@ -40,7 +40,7 @@ def unasked(plan: Plan, strict: Sequence[str]) -> list[str]:
 def _has_regions(plan: Plan) -> bool:
     """Whether a program that sends anything has strict regions."""
     module = plan.stages.get("partitioned")
-    return module is not None and bool(plan.wire_bytes) and has_strict_regions(module)
+    return module is not None and bool(plan.wire_bytes) and may_mention(module, STRICT)
 
 
 class _Move(NamedTuple):

@@ -89,12 +89,12 @@ def strict_axes(location: ir.Location) -> dict[str, str]:
     return {axis: on_move for on_move, axes in found for axis in axes.split(",")}
 
 
-def has_strict_regions(module: ir.Operation) -> bool:
-    """Whether some op of a module may be in a strict region. Bytecode has each part of a location once: it is written
-    in a tenth of the time that the text of all locations takes."""
+def may_mention(module: ir.Operation, scope: str) -> bool:
+    """Whether the location of some op of a module may have a scope, such as `STRICT`. Bytecode has each part of a
+    location once: it is written in a tenth of the time that the text of all locations takes."""
     written = io.BytesIO()
     module.write_bytecode(written)
-    return STRICT.encode() in written.getvalue()
+    return scope.encode() in written.getvalue()
 
 
 RUN_AGAIN = "rematted_computation"
