@@ -8,15 +8,17 @@ See docs/explanation/planner.md#loops-and-branches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.analysis.fusion import is_constant
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.strategies.creation import constant_value
 from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
@@ -29,7 +31,8 @@ counts as if it were outside; with thousands, everything is moved out of it, wha
 class Executions(NamedTuple):
     """How often an op runs per call of the program: `times` or, unless that is `known`, more often.
 
-    `depth` is the number of loops around it; `branches` are the blocks of conditionals that it is in, outermost first.
+    `depth` is the number of loops around it; `branches` are the blocks of conditionals that it is in, outermost first,
+    without those that `times` counts.
     """
 
     times: int
@@ -44,7 +47,8 @@ class Executions(NamedTuple):
 
 
 def executions(op: Op) -> Executions:
-    """How often an op runs if all branches around it are taken.
+    """How often an op runs if all branches around it are taken, but for those of which it is known in which trips of
+    the loop around they are.
 
     A loop with an unknown count is taken for one trip; its condition is tested once more.
     """
@@ -56,6 +60,9 @@ def executions(op: Op) -> Executions:
             count = trip_count(around)
             times *= (1 if count is None else count) + (block is around.blocks[0])
             known, depth = known and count is not None, depth + 1
+        elif (taken := _trips_with(block)) is not None:
+            loop, count = taken
+            times, depth, around = times * count, depth + 1, loop
         elif around.name in ("stablehlo.case", "stablehlo.if"):
             branches.insert(0, block)
         block = around.block
@@ -111,6 +118,45 @@ def numbers_in_trips(loop: Op, value: Value) -> range | None:
         return None
     first = sign * start + ahead
     return range(first, first + trips * sign * step, sign * step)
+
+
+def _trips_with(branch: Block) -> tuple[Op, int] | None:
+    """The loop around a conditional, and in how many of its trips a branch is taken; None where that is not known."""
+    conditional = branch.parent
+    if conditional.name != "stablehlo.case" or conditional.block is None:
+        return None
+    loop, last = conditional.block.parent, len(conditional.blocks) - 1
+    if loop.name != "stablehlo.while" or conditional.block is loop.blocks[0]:
+        return None
+    numbers = _integers_in_trips(loop, conditional.operands[0])
+    taken = (number if 0 <= number <= last else last for number in numbers or ())
+    return None if numbers is None else (loop, list(taken).count(conditional.blocks.index(branch)))
+
+
+def _integers_in_trips(loop: Op, value: Value) -> Sequence[int] | None:
+    """Like `numbers_in_trips`, also of what is read from a constant, and of numbers that are clamped."""
+    value = _origin(value)
+    op = value.defining_op
+    if op is not None and op.name == "stablehlo.clamp":
+        low, numbers, high = (
+            _constant(op.operands[0]),
+            _integers_in_trips(loop, op.operands[1]),
+            _constant(op.operands[2]),
+        )
+        if low is None or numbers is None or high is None:
+            return None
+        return [min(max(number, low), high) for number in numbers]
+    part = op.operands[0].defining_op if op is not None and op.name == "stablehlo.reshape" else None
+    if part is None or part.name != "stablehlo.dynamic_slice":
+        return numbers_in_trips(loop, value)
+    table, places = _origin(part.operands[0]).defining_op, numbers_in_trips(loop, part.operands[1])
+    if table is None or not is_constant(table) or part.operands[0].rank != 1 or places is None:
+        return None
+    known, last = constant_value(table), (part.operands[0].shape or ())[0] - 1
+    if known is None:
+        return None
+    own = np.broadcast_to(known, last + 1)
+    return [int(own[min(max(place, 0), last)]) for place in places]
 
 
 def is_same_integer(one: Value, other: Value) -> bool:

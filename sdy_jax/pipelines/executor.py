@@ -1,4 +1,4 @@
-"""The executor of tables: a loop per segment of a table, in which stages compute and send along the mesh axis.
+"""The executor of tables: loops over parts of a table, in which stages compute and send along the mesh axis.
 
 It runs in the body of a `shard_map` that is manual on the axis alone. All stages run the same code in lockstep. A stage
 that has nothing to do in a row computes all the same, and what it makes is dropped: along other axes the work of layers
@@ -6,13 +6,13 @@ may hold collectives, and a permute in which some devices of the mesh take no pa
 Where a stage is one device, it does skip.
 
 A trip of a loop begins by sending what the last forward row has made, which travels beside the trip's backward row;
-what that makes is sent at once, and travels beside the trip's forward row. Rows that no stage sends before, or after,
-are in loops of their own (`Table.segments`).
+what that makes is sent at once, and travels beside the trip's forward row. Over which links rows send, and in which
+loops they are, `schedules.loops` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from sdy_jax.pipelines.explicit_types import zeros_of
 from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses
 from sdy_jax.pipelines.jaxprs import types_of
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
+from sdy_jax.pipelines.schedules.loops import Links, Loop
 from sdy_jax.pipelines.schedules.marks import scope_of
-from sdy_jax.pipelines.schedules.tables import Kind, Table, Trip
+from sdy_jax.pipelines.schedules.tables import Kind, Table
 from sdy_jax.pipelines.slots import Slots
 
 State = dict[str, Any]
@@ -89,23 +90,33 @@ class Executor:
         """The state before the first trip."""
         return {name: getattr(self, f"_no_{name}")() for name in names}
 
-    def run(self, state: State, columns: Sequence[Any], segments: Sequence[Sequence[Trip]]) -> State:
-        """The state after some segments, whose columns are given as arrays of shape (trips, rows, columns)."""
-        for each, trips in zip(columns, segments, strict=True):
-            crossing = {row.kind for trip in trips for row in trip if row.crosses}
-            state, _ = lax.scan(partial(self._trip, [row.kind for row in trips[0]], crossing), state, each)
+    def run(self, state: State, columns: Sequence[Any], loops: Sequence[Loop]) -> State:
+        """The state after some loops, whose columns are given as arrays of shape (trips, rows, columns)."""
+        for each, loop in zip(columns, loops, strict=True):
+            ways = {kind: _ways(links) for kind, links in loop.links.items()}
+            chosen = {
+                k: np.asarray(list(map(own.index, loop.links[k])), np.int32) for k, own in ways.items() if own[1:]
+            }
+            state, _ = lax.scan(partial(self._trip, loop.kinds, ways), state, (each, chosen))
         return state
 
-    def _trip(self, kinds: Sequence[Kind], crossing: Set[Kind], state: State, rows: Any) -> tuple[State, None]:
-        if Kind.FORWARD in crossing:
+    def _trip(
+        self, kinds: Sequence[Kind], ways: Mapping[Kind, Sequence[Links]], state: State, given: tuple[Any, Any]
+    ) -> tuple[State, None]:
+        rows, chosen = given
+
+        def sent(name: str, kind: Kind, step: int) -> State:
+            return state | {name: self._sent(state[name], step, ways[kind], chosen.get(kind))}
+
+        if Kind.FORWARD in kinds:
             with jax.named_scope(scope_of(Kind.FORWARD)):
-                state = state | {"up": self._sent(state["up"], 1)}
+                state = sent("up", Kind.FORWARD, 1)
         for i, kind in enumerate(kinds):
             cell = Cell(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
             with jax.named_scope(scope_of(kind)):
                 state = state | _ROWS[kind](self, state, cell)
-                if kind is Kind.BACKWARD and kind in crossing:
-                    state = state | {"down": self._sent(state["down"], -1)}
+                if kind is Kind.BACKWARD:
+                    state = sent("down", kind, -1)
         return state, None
 
     @property
@@ -154,12 +165,18 @@ class Executor:
         count = len(jax.eval_shape(run, *given))
         return lax.cond(active, lambda *given: tuple(run(*given)), lambda *given: given[:count], *given)
 
-    def _sent(self, leaves: Leaves, step: int) -> Leaves:
-        """What the stage before (or, with -1, after) has, in a ring where there are several rounds."""
-        count = self.table.stages
-        targets = [(s, (s + step) % count) for s in range(count)]
-        pairs = targets if self.table.rounds > 1 else [(a, b) for a, b in targets if b - a == step]
-        return [lax.ppermute(x, self.axis, pairs) for x in leaves] if count > 1 else leaves
+    def _sent(self, leaves: Leaves, step: int, ways: Sequence[Links], chosen: Any) -> Leaves:
+        """What the stage before (or, with -1, after) has, where the links between are among those of the chosen way.
+
+        All devices choose alike, so that each permute has all of them.
+        """
+
+        def over(links: Links, leaves: Leaves) -> Leaves:
+            pairs = [((stage - 1) % self.table.stages, stage)[::step] for stage in sorted(links)]
+            return [lax.ppermute(x, self.axis, pairs) for x in leaves] if pairs else leaves
+
+        branches = [partial(over, links) for links in ways]
+        return branches[0](leaves) if len(ways) == 1 else lax.switch(chosen, branches, leaves)
 
     def _is_last(self, cell: Cell) -> Any:
         return (cell.group == self.grouping.groups - 1) & cell.active
@@ -255,14 +272,19 @@ _ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
 }
 
 
-def columns_of(slots: Slots, table: Table, segments: Sequence[Sequence[Trip]]) -> list[np.ndarray[Any, Any]]:
-    """The columns of segments of a table, each of shape (trips, stages, rows of a trip, columns)."""
+def columns_of(slots: Slots, table: Table, loops: Sequence[Loop]) -> list[np.ndarray[Any, Any]]:
+    """The columns of loops over parts of a table, each of shape (trips, stages, rows of a trip, columns)."""
     by_row = dict(zip(map(id, table.rows), slots.columns, strict=True))
     found = []
-    for trips in segments:
-        each = [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in trips]
+    for loop in loops:
+        each = [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in loop.trips]
         found.append(np.asarray(each, np.int32).swapaxes(1, 2))
     return found
+
+
+def _ways(links: Sequence[Links]) -> list[Links]:
+    """Those that differ."""
+    return list(dict.fromkeys(links))
 
 
 def zeros(types: Any) -> Any:

@@ -18,8 +18,9 @@ from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact, is_inexact
 from sdy_jax.pipelines.region import Region
+from sdy_jax.pipelines.schedules.loops import Loop, exact_loops, fewest_loops
 from sdy_jax.pipelines.schedules.marks import Mark
-from sdy_jax.pipelines.schedules.tables import Kind, Table, Trip
+from sdy_jax.pipelines.schedules.tables import Kind, Table
 from sdy_jax.pipelines.slots import Slots
 
 
@@ -180,7 +181,7 @@ class Program:
 
     def _mapped(self, body: Callable[..., Any], table: Table, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """A body of values, of a table's columns and more, as a function of values and more."""
-        columns = columns_of(Slots(self.table), self.table, self._segments(table))
+        columns = columns_of(Slots(self.table), self.table, self._loops(table))
         specs = (self._specs, P(None, self.region.axis), *in_specs)
         kinds = {row.kind for row in table.rows}
         mark = Mark.of(self.schedule, self.region.axis, self.table, self.grouping.layers, kinds)
@@ -223,11 +224,11 @@ class Program:
         if "kept" not in state and Kind.BACKWARD in {row.kind for row in table.rows}:
             names = (*names, "kept")
         own = [each[:, 0] for each in columns]
-        return executor.run(executor.start(*names) | state, own, self._segments(table))
+        return executor.run(executor.start(*names) | state, own, self._loops(table))
 
-    def _segments(self, table: Table) -> Sequence[Sequence[Trip]]:
+    def _loops(self, table: Table) -> Sequence[Loop]:
         """Where nothing is planned, each loop that adds to gradients reduces them: there are as few as can be."""
-        return table.segments(sends_last=not self.region.planned)
+        return exact_loops(table) if self.region.planned else fewest_loops(table)
 
     def _from_one(self, x: Any) -> Any:
         """What one stage has, where all others have zeros.

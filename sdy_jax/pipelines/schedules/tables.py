@@ -22,8 +22,7 @@ microbatches go through all rounds before the next `S` enter. Cotangents take th
 from __future__ import annotations
 
 import difflib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,11 +53,12 @@ class Row:
     cells: tuple[Cell | None, ...]
 
     @property
-    def crosses(self) -> bool:
-        """Whether a stage takes in it what another one has sent, or of a backward row, makes what another one takes: it
-        works on another group than the first."""
-        groups = ((stage, cell.round) for stage, cell in enumerate(self.cells) if cell is not None)
-        return self.kind is not Kind.WEIGHTS and len(self.cells) > 1 and any(map(any, groups))
+    def links(self) -> frozenset[int]:
+        """Over which links something is sent before it, or after a backward row: the stages that work on another group
+        than the first one, each for the link from the stage before it, in a ring."""
+        if self.kind is Kind.WEIGHTS or len(self.cells) == 1:
+            return frozenset()
+        return frozenset(stage for stage, cell in enumerate(self.cells) if cell is not None and (stage or cell.round))
 
 
 Trip = tuple[Row, ...]
@@ -134,23 +134,6 @@ class Table:
         kinds = [row.kind for row in self.rows]
         return Kind.FORWARD not in kinds[kinds.count(Kind.FORWARD) :]
 
-    def segments(self, sends_last: bool = False) -> tuple[tuple[Trip, ...], ...]:
-        """The rows as loops run them: consecutive trips whose rows are of the same kinds, and cross or do not, are one
-        loop. Where stages send, trips begin with their backward rows here: so both directions have a row to travel
-        beside in each trip of a loop that has both, and both cross in all of its trips.
-
-        Args:
-            sends_last: whether the last backward row is in the loop of those before it, and sends like these what
-                nobody takes: one loop less that adds to gradients.
-        """
-        crosses = any(row.crosses for row in self.rows)
-        trips = _from_backward_rows(self.rows) if crosses else self.trips
-
-        def alike(trip: Iterable[Row]) -> list[tuple[Kind, bool]]:
-            return [(row.kind, row.crosses or (sends_last and row.kind is Kind.BACKWARD)) for row in trip]
-
-        return tuple(tuple(map(tuple, loop)) for _, loop in itertools.groupby(trips, key=alike))
-
     def held(self) -> tuple[int, ...]:
         """How many microbatches of a group each stage holds at most between their forward and backward rows."""
         times, found = self.times, [0] * self.stages
@@ -208,17 +191,6 @@ class Table:
         total = sum(costs[row.kind] for row in self.rows)
         busy = self.microbatches * self.rounds * sum(costs[kind] for kind in {row.kind for row in self.rows})
         return 1 - busy / total
-
-
-def _from_backward_rows(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows in trips that begin with a backward row, where there is one, or with what the last trip has already."""
-    trip: list[Row] = []
-    for row in rows:
-        if trip and (row.kind is Kind.BACKWARD or row.kind in {each.kind for each in trip}):
-            yield trip
-            trip = []
-        trip.append(row)
-    yield trip
 
 
 Passing = tuple[int, int, Cell]

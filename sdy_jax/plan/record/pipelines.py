@@ -32,7 +32,7 @@ class RecordedPipeline:
         bubble: the share of the time that a stage waits, by what rows compute and what they send inside of a stage.
         place: where it is called.
         forward_bytes, backward_bytes: that a device sends to the next stage, or back, for one microbatch.
-        sent: that a device sends along the axis in all trips.
+        sent: what two neighbours send to each other in all trips, of those that send most.
         durations: what a row of each of `kinds` takes by the cost model, but for what it sends along the axis; in
             the unit of `PlanRecord.time`, empty where that is not known.
         stacks: the bytes of a stage's weights on a device; of a backward pass apart, with what its forward pass kept.

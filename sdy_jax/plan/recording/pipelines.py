@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.stored_shardings import list_of
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.analysis.trip_counts import executions
+from sdy_jax.lowering.collectives.replica_groups import device_pairs
 from sdy_jax.pipelines.schedules.marks import Mark, mark_in, scope_of
 from sdy_jax.pipelines.schedules.tables import Kind, Table, pipeline_schedule
 from sdy_jax.plan.answers import Answers
@@ -19,7 +21,8 @@ from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.recording.ops import OpRecords
 from sdy_jax.plan.recording.places import Places
 
-_MANUAL, _LOOP, _PERMUTE = "sdy.manual_computation", "stablehlo.while", "stablehlo.collective_permute"
+_MANUAL, _LOOP = "sdy.manual_computation", "stablehlo.while"
+_CASE, _PERMUTE = "stablehlo.case", "stablehlo.collective_permute"
 
 _KINDS = {scope_of(kind): kind for kind in Kind}
 
@@ -77,12 +80,19 @@ class PipelineRecords:
         )
 
     def _boundary_bytes(self, region: Op, kind: Kind) -> float:
-        """What rows of a kind send in one trip."""
-        return max((sum(map(self._moved, _permutes(loop, kind))) for loop in _loops(region)), default=0.0)
+        """What rows of a kind send in one trip: by one of the branches, where there are several."""
+        found = defaultdict[Block | None, float](float)
+        for op in _permutes(region, kind):
+            found[op.block] += self._moved(op)
+        return max(found.values(), default=0.0)
 
     def _sent(self, region: Op) -> float:
-        permutes = (op for loop in _loops(region) for kind in Kind for op in _permutes(loop, kind))
-        return sum(executions(op).times * self._moved(op) for op in permutes)
+        """What the two devices exchange that exchange most."""
+        found = defaultdict[frozenset[int], float](float)
+        for op in (op for kind in Kind for op in _permutes(region, kind)):
+            for pair in device_pairs(op, self._plan.program.mesh):
+                found[frozenset(pair)] += executions(op).times * self._moved(op)
+        return max(found.values(), default=0.0)
 
     def _moved(self, permute: Op) -> float:
         return self._local.of(permute.results[0])
@@ -119,9 +129,11 @@ def _loops(region: Op) -> list[Op]:
     return [op for op in region.blocks[0].ops if op.name == _LOOP]
 
 
-def _permutes(loop: Op, kind: Kind) -> list[Op]:
-    """What rows of a kind send in a trip."""
-    return [op for op in loop.blocks[1].ops if op.name == _PERMUTE and _kind(op) is kind]
+def _permutes(region: Op, kind: Kind) -> Iterator[Op]:
+    """What rows of a kind send, at once or in branches."""
+    for top in (op for loop in _loops(region) for op in loop.blocks[1].ops if _kind(op) is kind):
+        inside = (op for block in top.blocks for op in block.ops) if top.name == _CASE else ()
+        yield from (op for op in (top, *inside) if op.name == _PERMUTE)
 
 
 def _kind(op: Op) -> Kind | None:

@@ -1,0 +1,98 @@
+"""Tables as loops run them: of trips whose rows are of the same kinds, and over which links these send. No jax.
+
+Four stages, a loop per line, with the links over which its rows send:
+
+    F0 - F3    0, 1, 1-2, 1-3              nothing travels beside forward rows alone: one loop
+    B0 F4 ...  backward 3, 2-3             two trips, in which links still fill
+    B2 F6 ...  backward 1-3, forward 1-3   as many as there are: in these all links send both ways
+    B5 F9 ...  forward 2-3, 3              two trips, in which links run dry
+    B7 - B9    1-3, 1-2, 1
+    B10        none
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sdy_jax.pipelines.schedules.tables import Kind, Row, Table, Trip
+
+Links = frozenset[int]
+"""Those of `Row.links`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Consecutive trips whose rows are of the same kinds.
+
+    Attributes:
+        trips: the rows.
+        links: over which links rows of each kind send, by trip.
+    """
+
+    trips: tuple[Trip, ...]
+    links: Mapping[Kind, tuple[Links, ...]]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of the rows of a trip, in order."""
+        return tuple(row.kind for row in self.trips[0])
+
+
+def exact_loops(table: Table) -> tuple[Loop, ...]:
+    """Loops whose rows send over no link but those over which another stage takes something.
+
+    Where links differ from row to row, a row sends in a branch of its own, beside which nothing runs. So trips of
+    several rows are in other loops while all links are crossed. Forward rows that no stage sends before are in the loop
+    of those after them; backward rows that no stage sends after are not: what follows on them may run beside.
+    """
+    every = frozenset[int]().union(*(row.links for row in table.rows))
+
+    def alike(trip: Trip) -> list[Hashable]:
+        is_alone = len(trip) == 1
+        return [
+            (row.kind, bool(row.links), row.links == every)
+            if not is_alone
+            else (row.kind, row.kind is Kind.FORWARD or bool(row.links))
+            for row in trip
+        ]
+
+    loops = [tuple(loop) for _, loop in itertools.groupby(_trips(table), key=alike)]
+    return tuple(Loop(loop, {row.kind: _links(loop, n) for n, row in enumerate(loop[0])}) for loop in loops)
+
+
+def fewest_loops(table: Table) -> tuple[Loop, ...]:
+    """Loops for where each one that adds to gradients reduces them: all links are crossed where some are, also those
+    over which nobody takes anything, and last backward rows are in the loop of those before them."""
+
+    def alike(trip: Trip) -> list[Hashable]:
+        return [(row.kind, row.kind is Kind.BACKWARD or bool(row.links)) for row in trip]
+
+    def links(loop: tuple[Trip, ...], n: int) -> tuple[Links, ...]:
+        return (frozenset[int]().union(*_links(loop, n)),) * len(loop)
+
+    loops = [tuple(loop) for _, loop in itertools.groupby(_trips(table), key=alike)]
+    return tuple(Loop(loop, {row.kind: links(loop, n) for n, row in enumerate(loop[0])}) for loop in loops)
+
+
+def _links(loop: tuple[Trip, ...], n: int) -> tuple[Links, ...]:
+    return tuple(trip[n].links for trip in loop)
+
+
+def _trips(table: Table) -> tuple[Trip, ...]:
+    """Where stages send, trips begin with their backward rows here: so both directions have a row to travel beside in
+    each trip that has both."""
+    crosses = any(row.links for row in table.rows)
+    return tuple(map(tuple, _from_backward_rows(table.rows))) if crosses else table.trips
+
+
+def _from_backward_rows(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows in trips that begin with a backward row, where there is one, or with what the last trip has already."""
+    trip: list[Row] = []
+    for row in rows:
+        if trip and (row.kind is Kind.BACKWARD or row.kind in {each.kind for each in trip}):
+            yield trip
+            trip = []
+        trip.append(row)
+    yield trip
