@@ -176,15 +176,17 @@ def test_transformations_of_auxiliary_results() -> None:
 
 
 def test_the_plan_has_what_stages_send() -> None:
-    """Activations forward and cotangents back, as often as some stage has any to send: of two stages, each once."""
+    """Each link is crossed by each microbatch once each way; there are as many sends as rows in which some link is."""
     step = jax.value_and_grad(lambda w, x: piped(w, x, mesh=None, loss=lambda y: jnp.mean(y**2)))
+    activations = X.nbytes // 4 // 2
     for stages in (2, 4):
         mesh = mesh_of(stage=stages, data=2)
         plan = sdy.partition(step, mesh=mesh, in_shardings=(P("stage"), P("data"))).plan(WEIGHTS, X)
         permutes = [each for each in plan.collectives if each.kind == "collective_permute"]
         assert {str(axis) for each in permutes for axis in each.axes} == {'"stage"'}
-        activations = X.nbytes // 4 // 2
         assert sum(each.total_wire_bytes for each in permutes) == 2 * (4 + stages - 2) * activations
+        (found,) = plan.record().pipelines
+        assert found.sent == 2 * 4 * activations and found.forward_bytes == found.backward_bytes == activations
 
 
 def temporaries(schedule: str, microbatches: int, **options: Any) -> int:

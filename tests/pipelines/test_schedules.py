@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 
 from sdy_jax.errors import ArgumentError
 from sdy_jax.pipelines import slots
-from sdy_jax.pipelines.schedules import tables
+from sdy_jax.pipelines.schedules import loops, tables
+from sdy_jax.pipelines.schedules.loops import Loop, exact_loops, fewest_loops
 from sdy_jax.pipelines.schedules.tables import SCHEDULES, Cell, Kind, Table, pipeline_schedule
 from sdy_jax.pipelines.slots import Slots
 
@@ -96,23 +99,52 @@ def test_slots_are_not_written_while_they_are_read_later(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_loops_run_all_rows_in_order_and_send_only_what_is_taken(schedule: str) -> None:
+@pytest.mark.parametrize("cut", [exact_loops, fewest_loops])
+def test_loops_run_all_rows_in_order(schedule: str, cut: Callable[[Table], Sequence[Loop]]) -> None:
     for stages, microbatches, rounds in SIZES[::3]:
         table = pipeline_schedule(schedule, stages, microbatches, rounds)
-        assert tuple(row for loop in table.segments() for trip in loop for row in trip) == table.rows
-        for loop in table.segments():
-            assert len({tuple((row.kind, row.crosses) for row in trip) for trip in loop}) == 1
-        taken = [(each, table._sender(*each)) for each in table.times]
-        across = [(each, sender) for each, sender in taken if sender and sender[0] is each[0] and stages > 1]
-        received = {table.times[each] for each, _ in across if each[0] is Kind.FORWARD}
-        sent = {table.times[sender] for each, sender in across if each[0] is Kind.BACKWARD}
-        assert received | sent == {time for time, row in enumerate(table.rows) if row.crosses}
+        found = cut(table)
+        assert tuple(row for loop in found for trip in loop.trips for row in trip) == table.rows
+        for loop in found:
+            assert {tuple(row.kind for row in trip) for trip in loop.trips} == {loop.kinds} == {tuple(loop.links)}
+            for kind, links in loop.links.items():
+                rows = [row for trip in loop.trips for row in trip if row.kind is kind]
+                assert all(row.links <= given for row, given in zip(rows, links, strict=True))
 
 
-def test_the_last_backward_row_may_be_in_the_loop_of_those_before_it() -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_exact_loops_send_what_is_taken_and_no_more(schedule: str) -> None:
+    """Forward rows before they run, backward rows after; a link is named by the later stage."""
+    for stages, microbatches, rounds in SIZES[::3]:
+        table = pipeline_schedule(schedule, stages, microbatches, rounds)
+        wanted: dict[int, set[int]] = {time: set() for time in range(len(table.rows))}
+        for each in table.times:
+            sender = table._sender(*each)
+            if stages > 1 and sender and sender[0] is each[0]:
+                at, (_, stage, _) = (each, each) if each[0] is Kind.FORWARD else (sender, sender)
+                wanted[table.times[at]].add(stage)
+        sent = (
+            loop.links[row.kind][n] for loop in exact_loops(table) for n, trip in enumerate(loop.trips) for row in trip
+        )
+        assert list(map(set, sent)) == list(wanted.values())
+        if rounds == 1 < stages:
+            crossed = Counter(link for links in wanted.values() for link in links)
+            assert crossed == dict.fromkeys(range(1, stages), 2 * microbatches)
+
+
+def test_loops_are_as_many_for_more_stages() -> None:
+    """All links are crossed in the middle one, where sends have rows to travel beside."""
     table = pipeline_schedule("1f1b", 3, 8)
-    assert list(map(len, table.segments())) == [1, 2, 7, 2, 1]
-    assert list(map(len, table.segments(sends_last=True))) == [1, 2, 7, 3]
+    assert [len(loop.trips) for loop in exact_loops(table)] == [3, 1, 5, 1, 2, 1]
+    assert [len(loop.trips) for loop in exact_loops(pipeline_schedule("1f1b", 8, 16))] == [8, 6, 3, 6, 7, 1]
+    assert [len(loop.trips) for loop in exact_loops(pipeline_schedule("1f1b", 2, 8))] == [2, 7, 1, 1]
+    assert [len(loop.trips) for loop in exact_loops(pipeline_schedule("gpipe", 4, 8))] == [11, 2, 6, 2, 1]
+    middle = exact_loops(table)[2]
+    assert {links for each in middle.links.values() for links in each} == {frozenset({1, 2})}
+
+
+def test_the_fewest_loops_have_the_last_backward_row_in_that_of_those_before_it() -> None:
+    assert [len(loop.trips) for loop in fewest_loops(pipeline_schedule("1f1b", 3, 8))] == [1, 2, 7, 3]
 
 
 def test_forwards_before_all_else_are_a_pass_of_their_own() -> None:
@@ -127,6 +159,6 @@ def test_unknown_schedules() -> None:
 
 
 def test_tables_need_no_jax() -> None:
-    for module in (tables, slots):
+    for module in (tables, loops, slots):
         text = Path(module.__file__ or "").read_text()
         assert "jax" not in text.replace("sdy_jax", "").replace("no jax", "")

@@ -1,4 +1,4 @@
-"""Tables as loops run them: of trips whose rows are of the same kinds, and over which links these send. No jax.
+"""Tables as loops run them: of which trips, and over which links rows send. Plain Python, no jax.
 
 Four stages, a loop per line, with the links over which its rows send:
 
@@ -43,22 +43,24 @@ class Loop:
 def exact_loops(table: Table) -> tuple[Loop, ...]:
     """Loops whose rows send over no link but those over which another stage takes something.
 
-    Where links differ from row to row, a row sends in a branch of its own, beside which nothing runs. So trips of
-    several rows are in other loops while all links are crossed. Forward rows that no stage sends before are in the loop
-    of those after them; backward rows that no stage sends after are not: what follows on them may run beside.
+    Where links differ from row to row, a row sends in a branch of its own, beside which nothing runs. So trips in which
+    all links are crossed are other loops, but for rows that have nothing to run beside a send: forward rows alone, also
+    the one that no stage sends before; and a single backward row between others. A backward row that no stage sends
+    after is a loop of its own: what follows may run beside it.
     """
-    every = frozenset[int]().union(*(row.links for row in table.rows))
+    trips, every = _trips(table), frozenset[int]().union(*(row.links for row in table.rows))
 
-    def alike(trip: Trip) -> list[Hashable]:
-        is_alone = len(trip) == 1
-        return [
-            (row.kind, bool(row.links), row.links == every)
-            if not is_alone
-            else (row.kind, row.kind is Kind.FORWARD or bool(row.links))
-            for row in trip
-        ]
+    def crosses_all_alone(n: int) -> bool:
+        return 0 <= n < len(trips) and len(trips[n]) == 1 and trips[n][0].links == every
 
-    loops = [tuple(loop) for _, loop in itertools.groupby(_trips(table), key=alike)]
+    def alike(n: int) -> list[Hashable]:
+        rows = trips[n]
+        if len(rows) > 1:
+            return [(row.kind, bool(row.links), row.links == every) for row in rows]
+        is_steady = crosses_all_alone(n) and (crosses_all_alone(n - 1) or crosses_all_alone(n + 1))
+        return [rows[0].kind if rows[0].kind is Kind.FORWARD else (rows[0].kind, bool(rows[0].links), is_steady)]
+
+    loops = [tuple(trips[n] for n in numbers) for _, numbers in itertools.groupby(range(len(trips)), key=alike)]
     return tuple(Loop(loop, {row.kind: _links(loop, n) for n, row in enumerate(loop[0])}) for loop in loops)
 
 
