@@ -113,9 +113,9 @@ ROOMS = {
     ),
     "plan": (
         "version errors files jax_internals representation ir annotate op_rules propagation lowering.targets "
-        "lowering.costs lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.prepare "
-        "lowering.memory lowering.whole_program lowering.recomputation lowering.blocking passes plan.record "
-        "plan.page python_source plan.border plan.estimates plan.explanations plan.pinning plan.cache "
+        "lowering.costs lowering.collectives lowering.emission lowering.analysis lowering.interface lowering.proposal "
+        "lowering.prepare lowering.memory lowering.whole_program lowering.recomputation lowering.blocking passes "
+        "plan.record plan.page python_source plan.border plan.estimates plan.explanations plan.pinning plan.cache "
         "pipelines.schedules"
     ),
     "plan.fixes": (
