@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.analysis.fusion import is_constant
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
-from sdy_jax.lowering.strategies.creation import constant_value
 from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
@@ -134,29 +132,15 @@ def _trips_with(branch: Block) -> tuple[Op, int] | None:
 
 
 def _integers_in_trips(loop: Op, value: Value) -> Sequence[int] | None:
-    """Like `numbers_in_trips`, also of what is read from a constant, and of numbers that are clamped."""
+    """Like `numbers_in_trips`, also of numbers that are clamped."""
     value = _origin(value)
     op = value.defining_op
-    if op is not None and op.name == "stablehlo.clamp":
-        low, numbers, high = (
-            _constant(op.operands[0]),
-            _integers_in_trips(loop, op.operands[1]),
-            _constant(op.operands[2]),
-        )
-        if low is None or numbers is None or high is None:
-            return None
-        return [min(max(number, low), high) for number in numbers]
-    part = op.operands[0].defining_op if op is not None and op.name == "stablehlo.reshape" else None
-    if part is None or part.name != "stablehlo.dynamic_slice":
+    if op is None or op.name != "stablehlo.clamp":
         return numbers_in_trips(loop, value)
-    table, places = _origin(part.operands[0]).defining_op, numbers_in_trips(loop, part.operands[1])
-    if table is None or not is_constant(table) or part.operands[0].rank != 1 or places is None:
+    low, numbers, high = _constant(op.operands[0]), _integers_in_trips(loop, op.operands[1]), _constant(op.operands[2])
+    if low is None or numbers is None or high is None:
         return None
-    known, last = constant_value(table), (part.operands[0].shape or ())[0] - 1
-    if known is None:
-        return None
-    own = np.broadcast_to(known, last + 1)
-    return [int(own[min(max(place, 0), last)]) for place in places]
+    return [min(max(number, low), high) for number in numbers]
 
 
 def is_same_integer(one: Value, other: Value) -> bool:

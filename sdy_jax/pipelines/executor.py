@@ -93,20 +93,17 @@ class Executor:
     def run(self, state: State, columns: Sequence[Any], loops: Sequence[Loop]) -> State:
         """The state after some loops, whose columns are given as arrays of shape (trips, rows, columns)."""
         for each, loop in zip(columns, loops, strict=True):
-            ways = {kind: _ways(links) for kind, links in loop.links.items()}
-            chosen = {
-                k: np.asarray(list(map(own.index, loop.links[k])), np.int32) for k, own in ways.items() if own[1:]
-            }
-            state, _ = lax.scan(partial(self._trip, loop.kinds, ways), state, (each, chosen))
+            ways = {kind: links if len(set(links)) > 1 else links[:1] for kind, links in loop.links.items()}
+            (state, _), _ = lax.scan(partial(self._trip, loop.kinds, ways), (state, np.int32(0)), each)
         return state
 
     def _trip(
-        self, kinds: Sequence[Kind], ways: Mapping[Kind, Sequence[Links]], state: State, given: tuple[Any, Any]
-    ) -> tuple[State, None]:
-        rows, chosen = given
+        self, kinds: Sequence[Kind], ways: Mapping[Kind, Sequence[Links]], carry: tuple[State, Any], rows: Any
+    ) -> tuple[tuple[State, Any], None]:
+        state, trip = carry
 
         def sent(name: str, kind: Kind, step: int) -> State:
-            return state | {name: self._sent(state[name], step, ways[kind], chosen.get(kind))}
+            return state | {name: self._sent(state[name], step, ways[kind], trip)}
 
         if Kind.FORWARD in kinds:
             with jax.named_scope(scope_of(Kind.FORWARD)):
@@ -117,7 +114,7 @@ class Executor:
                 state = state | _ROWS[kind](self, state, cell)
                 if kind is Kind.BACKWARD:
                     state = sent("down", kind, -1)
-        return state, None
+        return (state, trip + 1), None
 
     @property
     def _group(self) -> GroupPasses:
@@ -165,8 +162,8 @@ class Executor:
         count = len(jax.eval_shape(run, *given))
         return lax.cond(active, lambda *given: tuple(run(*given)), lambda *given: given[:count], *given)
 
-    def _sent(self, leaves: Leaves, step: int, ways: Sequence[Links], chosen: Any) -> Leaves:
-        """What the stage before (or, with -1, after) has, where the links between are among those of the chosen way.
+    def _sent(self, leaves: Leaves, step: int, ways: Sequence[Links], trip: Any) -> Leaves:
+        """What the stage before (or, with -1, after) has, over the links of the trip, or of all trips.
 
         All devices choose alike, so that each permute has all of them.
         """
@@ -176,7 +173,7 @@ class Executor:
             return [lax.ppermute(x, self.axis, pairs) for x in leaves] if pairs else leaves
 
         branches = [partial(over, links) for links in ways]
-        return branches[0](leaves) if len(ways) == 1 else lax.switch(chosen, branches, leaves)
+        return branches[0](leaves) if len(ways) == 1 else lax.switch(trip, branches, leaves)
 
     def _is_last(self, cell: Cell) -> Any:
         return (cell.group == self.grouping.groups - 1) & cell.active
@@ -280,11 +277,6 @@ def columns_of(slots: Slots, table: Table, loops: Sequence[Loop]) -> list[np.nda
         each = [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in loop.trips]
         found.append(np.asarray(each, np.int32).swapaxes(1, 2))
     return found
-
-
-def _ways(links: Sequence[Links]) -> list[Links]:
-    """Those that differ."""
-    return list(dict.fromkeys(links))
 
 
 def zeros(types: Any) -> Any:

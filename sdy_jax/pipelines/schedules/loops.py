@@ -2,7 +2,7 @@
 
 Four stages, a loop per line, with the links over which its rows send:
 
-    F0 - F3    0, 1, 1-2, 1-3              nothing travels beside forward rows alone: one loop
+    F0 - F3    none, 1, 1-2, 1-3
     B0 F4 ...  backward 3, 2-3             two trips, in which links still fill
     B2 F6 ...  backward 1-3, forward 1-3   as many as there are: in these all links send both ways
     B5 F9 ...  forward 2-3, 3              two trips, in which links run dry
@@ -44,9 +44,9 @@ def exact_loops(table: Table) -> tuple[Loop, ...]:
     """Loops whose rows send over no link but those over which another stage takes something.
 
     Where links differ from row to row, a row sends in a branch of its own, beside which nothing runs. So trips in which
-    all links are crossed are other loops, but for rows that have nothing to run beside a send: forward rows alone, also
-    the one that no stage sends before; and a single backward row between others. A backward row that no stage sends
-    after is a loop of its own: what follows may run beside it.
+    all links are crossed are other loops, but for a single such row alone between others. A forward row that no stage
+    sends before is in the loop of those after it, as nothing runs beside what these send. A backward row that no stage
+    sends after is a loop of its own: what follows may run beside it.
     """
     trips, every = _trips(table), frozenset[int]().union(*(row.links for row in table.rows))
 
@@ -58,7 +58,7 @@ def exact_loops(table: Table) -> tuple[Loop, ...]:
         if len(rows) > 1:
             return [(row.kind, bool(row.links), row.links == every) for row in rows]
         is_steady = crosses_all_alone(n) and (crosses_all_alone(n - 1) or crosses_all_alone(n + 1))
-        return [rows[0].kind if rows[0].kind is Kind.FORWARD else (rows[0].kind, bool(rows[0].links), is_steady)]
+        return [(rows[0].kind, rows[0].kind is Kind.FORWARD or bool(rows[0].links), is_steady)]
 
     loops = [tuple(trips[n] for n in numbers) for _, numbers in itertools.groupby(range(len(trips)), key=alike)]
     return tuple(Loop(loop, {row.kind: _links(loop, n) for n, row in enumerate(loop[0])}) for loop in loops)
