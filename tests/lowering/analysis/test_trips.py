@@ -212,12 +212,12 @@ def branches_of(choose, trips):
 
 def test_branches_that_the_trip_chooses_run_as_often_as_they_are_chosen():
     """Numbers out of range are clamped."""
-    for choose, trips, times in [
+    for choose, count, wanted in [
         (lambda i: i, 5, [1, 1, 3]),
         (lambda i: 3 - i, 6, [3, 1, 2]),
         (lambda i: i, 2, [1, 1, 0]),
     ]:
-        assert branches_of(choose, trips) == [(count, True, 1, ()) for count in times]
+        assert branches_of(choose, count) == [(times, True, 1, ()) for times in wanted]
 
 
 def test_other_branches_may_be_taken_in_all_trips():
