@@ -175,6 +175,7 @@ print(json.dumps([found, value]))
 """
 
 
+@pytest.mark.more("two processes")
 def test_the_second_process_finds_what_the_first_has_compiled(tmp_path):
     found = []
     for seed in "12":

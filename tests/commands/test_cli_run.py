@@ -660,6 +660,7 @@ def arguments_of(text):
     ]
 
 
+@pytest.mark.more("all examples of the reference")
 def test_the_examples_of_the_reference_run_as_if_on_one_device(tmp_path):
     # One of them is on a mesh of 128 devices, which only another process can have.
     whole = {str(n): text for n, text in enumerate(REFERENCE) if "@maximal" not in text}

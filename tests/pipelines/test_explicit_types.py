@@ -201,6 +201,7 @@ def test_arrays_that_are_refused() -> None:
             jax.jit(waiting)(jax.device_put(W, P()), x)
 
 
+@pytest.mark.more("plans of several numbers")
 def test_a_range_has_numbers_whose_rows_divide() -> None:
     with jax.set_mesh(MESH):
         x = jax.device_put(X, P(("data", "model")))

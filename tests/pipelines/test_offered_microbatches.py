@@ -63,7 +63,7 @@ def assert_trains(step: Any) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.dear
+@pytest.mark.more("plans of several numbers each")
 @pytest.mark.parametrize(("costs", "best"), [(SLOW, 2), (BUSY, 4)])
 def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel, best: int) -> None:
     alone = {n: of(trained(n), costs=costs).plan(W, X) for n in OFFERED}

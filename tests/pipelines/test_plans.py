@@ -102,6 +102,7 @@ def test_a_pipeline_in_a_loop_counts_once_per_trip() -> None:
     assert (found.times, found.sent) == (3, alone.sent)
 
 
+@pytest.mark.more("the page")
 def test_the_page_has_a_line_per_stage() -> None:
     page = str(plan_of(trained(microbatches=8)))
     assert "1f1b over 'stage': 8 layers on 4 stages, 8 microbatches, 14 trips, a stage waits 27% of the time" in page
@@ -110,6 +111,7 @@ def test_the_page_has_a_line_per_stage() -> None:
     assert "stage 3  layers 6-7  holds 1 microbatch at most" in page
 
 
+@pytest.mark.more("tables and files")
 def test_tables_and_files_have_it(tmp_path: Any) -> None:
     plan = plan_of(trained())
     rows = list(plan.table("pipelines"))

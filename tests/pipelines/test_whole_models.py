@@ -15,7 +15,7 @@ def alone() -> list[float]:
     return example.losses(CONFIG, parse_mesh("stage=1"), "gpipe", 3)
 
 
-@pytest.mark.dear
+@pytest.mark.more("the example, twenty steps on each mesh")
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")  # layers that stages do not divide
 @pytest.mark.parametrize(
     "mesh, schedule",

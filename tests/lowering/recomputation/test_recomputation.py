@@ -182,6 +182,7 @@ def test_values_with_a_name_are_computed_again_last(stack, share, is_held):
     assert is_held is not bool(plan.why("hidden").again)
 
 
+@pytest.mark.more("what plans print")
 def test_plans_say_what_is_computed_again():
     args, step = arguments(), step_of(scanned, layer)
     free = sdy.partition(step, **options()).plan(*args)
