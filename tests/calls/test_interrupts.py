@@ -78,6 +78,7 @@ def test_planning_can_be_interrupted_anywhere_and_begun_again() -> None:
     assert str(ours.plan(X, W)) == str(partitioned().plan(X, W))
 
 
+@pytest.mark.more("a plan that is interrupted")
 def test_an_interrupt_in_a_walk_of_mlir_is_one() -> None:
     """The bindings would raise a RuntimeError, which nobody who waits for Ctrl-C would notice."""
     module = partitioned().plan(X, W).stages["partitioned"]

@@ -39,6 +39,7 @@ def test_a_file_is_the_same_on_its_mesh_and_on_others(text, capsys):
     assert "verify of main: 2 cases, all the same" in said and "x=3, y=1" in said and "no derivatives" in said
 
 
+@pytest.mark.more("a process of its own")
 def test_a_function_is_compared_with_its_derivatives_and_given_arguments(tmp_path, capsys):
     (tmp_path / "model.py").write_text("def square(x):\n    return (x @ x).sum()\n")
     np.savez(tmp_path / "in.npz", arg0=np.eye(8, dtype=np.float32))

@@ -119,6 +119,7 @@ def test_a_pass_that_changes_the_program_is_named_by_its_stage(mesh, monkeypatch
     assert isinstance(wrong, WrongStage) and wrong.stage == "traced"
 
 
+@pytest.mark.more("rounding")
 def test_rounding_is_no_fault(mesh):
     def cancelled(x):
         return (x * 1e4).sum(0) - (x * 1e4).sum(0)[::-1] * 0 - x.sum(0) * 1e4

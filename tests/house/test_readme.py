@@ -193,11 +193,13 @@ def test_the_best_of_several_meshes(names, capsys):
     assert printed(capsys, lambda: executed(program, known, "README.md")) == block("meshes of descended")
 
 
+@pytest.mark.more("an output of README")
 def test_the_program_as_python(tmp_path):
     output_of(f"{FIRST}\n{block('to_python(')}", tmp_path, "mlp.py")
     assert block("def mlp_on_device") in (tmp_path / "on_devices.py").read_text()
 
 
+@pytest.mark.more("an output of README")
 def test_why(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, mesh = train_lm.Config(layers=1), jax.make_mesh((2, 4), ("data", "model"))

@@ -89,6 +89,7 @@ def moves(source: str, target: str) -> list[str]:
     return programs
 
 
+@pytest.mark.more("random programs")
 def test_values_are_moved_as_the_oracle_moves_them() -> None:
     """Both versions of jaxlib do the same here."""
     pairs = [pair for pair in itertools.product(SHARDINGS, SHARDINGS) if not between_meshes_with_terms(*pair)]

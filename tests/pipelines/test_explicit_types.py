@@ -117,6 +117,7 @@ def test_results_and_auxiliary_ones_have_types() -> None:
     agree(np.asarray(aux)[0], X.reshape(4, 4, 8).swapaxes(0, 1))
 
 
+@pytest.mark.more("what layers close over")
 def test_what_layers_and_losses_close_over() -> None:
     def total(w: Any, x: Any, scale: Any, head: Any) -> Any:
         layer = lambda w, x: plain(w, x * scale)  # noqa: E731

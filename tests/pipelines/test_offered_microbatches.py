@@ -96,6 +96,7 @@ def test_a_number_that_does_not_fit_is_not_taken() -> None:
         of(trained(schedule="gpipe"), costs=SLOW, memory=64, recompute=False).plan(W, x)
 
 
+@pytest.mark.more("ties")
 def test_of_equal_plans_the_first_is_taken() -> None:
     plans = [SimpleNamespace(rank=(False, time)) for time in (2.0, 1.0, 1.0)]
     number, plan, compared = trials.best_of(3, plans.__getitem__, lambda number, plan: plan, lambda *_: None)  # type: ignore

@@ -71,6 +71,7 @@ def test_a_training_step_is_one_run_of_all_rows(schedule: str) -> None:
     assert "pipeline" not in " ".join(plan.record().value_of)
 
 
+@pytest.mark.more("the plan of stages, line by line")
 def test_stages_have_their_layers() -> None:
     (found,) = pipelines_in(plan_of(trained(schedule="interleaved")))
     assert found.groups == ("0, 4", "1, 5", "2, 6", "3, 7")

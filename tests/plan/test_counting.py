@@ -164,6 +164,7 @@ def closing_over(jit, keep):
     return jit(fun)
 
 
+@pytest.mark.more("traces that are shared")
 def test_what_a_shared_trace_gives() -> None:
     found = []
     for jit in (jax.jit, sdy.partition):

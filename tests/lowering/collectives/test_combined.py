@@ -372,6 +372,7 @@ def test_sizes_that_are_none(given):
         sdy.partition(changed, mesh=LINE, combine=given)(jnp.ones((8, 8)))
 
 
+@pytest.mark.more("derivatives")
 def test_derivatives_and_donated_arguments():
     blocks, arguments, spec = PROGRAMS["unrolled"]
     options = {"mesh": LINE, "in_shardings": (spec, FIRST), "out_shardings": FIRST}

@@ -148,6 +148,7 @@ def test_nothing_is_computed_again_where_a_program_fits():
     assert sdy.partition(step, **options()).plan(*args).recomputed is None
 
 
+@pytest.mark.more("names of checkpoint_name")
 def test_nothing_is_computed_again_where_users_say_so():
     args, step = arguments(), step_of(scanned, layer)
     with pytest.raises(sdy.MemoryLimitError, match="the least that was found"):
