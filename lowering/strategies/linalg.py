@@ -115,9 +115,8 @@ def _sent_for_cholesky(op: Op, rule: OpShardingRule, dim: int) -> tuple[Inside, 
         count, _, batch = _blocks(op, rule, dim, shards)
         return 2 * (count - 1) / count * batch * 4 / op.operands[0].itemsize
 
-    return Inside("all_gather", factors, 0, columns, _steps_between(factors)), Inside(
-        "all_reduce", factors, 0, failures
-    )
+    gathered = Inside("all_gather", factors, 0, columns, _steps_between(op, rule, dim))
+    return gathered, Inside("all_reduce", factors, 0, failures)
 
 
 def _sent_for_system(op: Op, rule: OpShardingRule, dim: int) -> tuple[Inside, ...]:
@@ -128,9 +127,9 @@ def _sent_for_system(op: Op, rule: OpShardingRule, dim: int) -> tuple[Inside, ..
         return (count - 1) * 2 * (count - 1) / count * block
 
     factors = frozenset(rule.operand_mappings[0][dim])
-    return (Inside("all_reduce", factors, 2, unknowns, _steps_between(factors)),)
+    return (Inside("all_reduce", factors, 2, unknowns, _steps_between(op, rule, dim)),)
 
 
-def _steps_between(factors: frozenset[int]) -> Callable[[Shards], int]:
+def _steps_between(op: Op, rule: OpShardingRule, dim: int) -> Callable[[Shards], int]:
     """How many steps have one after them, of one per block."""
-    return lambda shards: math.prod(shards[f] for f in factors) - 1
+    return lambda shards: _blocks(op, rule, dim, shards)[0] - 1
