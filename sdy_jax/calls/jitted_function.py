@@ -30,6 +30,7 @@ from sdy_jax.calls.out_of_memory import explain, is_of_memory
 from sdy_jax.calls.planned_call import PlannedCall, View
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
+from sdy_jax.calls.stack_room import with_room
 from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
@@ -76,6 +77,7 @@ class JittedFunction:
         self._moved: set[str] = set()
         """The paths of arguments whose move was reported already."""
 
+    @with_room
     def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
         delete_donated_elsewhere(args, kwargs)
@@ -84,6 +86,7 @@ class JittedFunction:
             found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
         return found
 
+    @with_room
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
@@ -91,6 +94,7 @@ class JittedFunction:
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
 
+    @with_room
     def lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
@@ -111,6 +115,7 @@ class JittedFunction:
         planned = self._function.planned(call)
         return planned, jitted, *lowered_arguments(call, planned)
 
+    @with_room
     def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
         """The traced program of a call on a mesh without devices."""
         plan = self._function.planned(call).plan

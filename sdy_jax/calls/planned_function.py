@@ -26,6 +26,7 @@ from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanning import changes
 from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
+from sdy_jax.calls.stack_room import with_room
 from sdy_jax.calls.statics import Statics
 from sdy_jax.calls.traced_function import TracedFunction
 from sdy_jax.calls.traces import is_planned
@@ -222,6 +223,7 @@ class PlannedFunction:
             return None
         return _PartsOfDerivatives(self._of_derivative, self.name, self.options.of_derivatives(mesh), of)
 
+    @with_room
     def _made(self, arguments: Arguments) -> Plan:
         """The plan of a call; of what the function leaves to the planner, the best of one for each choice."""
         with suppress(Undecided):
