@@ -31,4 +31,5 @@ def assert_stages_run(run, *arguments):
 
 
 def kinds(plan):
-    return [(c.kind, c.detail) for c in plan.collectives]
+    """The collectives, in whatever order they are issued."""
+    return sorted((c.kind, c.detail) for c in plan.collectives)
