@@ -19,6 +19,7 @@ from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.memory.buffers import Buffer, HeldBuffer, live_at
 from sdy_jax.lowering.memory.donation import in_donated_memory
 from sdy_jax.lowering.memory.late_products import SHARE, operands_until_end, unawaited
+from sdy_jax.lowering.memory.normalized import is_normalized
 from sdy_jax.lowering.memory.program_order import BARRIER, LOOP, STEP, ProgramOrder
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.lowering.targets.compiler import Compiler
@@ -174,10 +175,17 @@ class LiveRanges:
                     self._read(op, op.operands, time)
         else:
             time = self._time(op)
-            self._make(op, time, op.name in ELEMENTWISE or op.name in UPDATES or op in self._order.together)
+            self._make(op, time, self._may_take_over(op))
             self._read(op, op.operands, time)
             if op in self._order.buckets and PACKED in op.attributes:
                 self._pack(op)
+
+    def _may_take_over(self, op: Op) -> bool:
+        """Whether an op may write its result over what it reads."""
+        if op.name in UPDATES or op in self._order.together:
+            return True
+        rows = self._fusion.rows
+        return op.name in ELEMENTWISE and not (rows and is_normalized(op, self._is_fused, self._sizes.shape, rows))
 
     def _visit_terminator(self, op: Op) -> None:
         parent = op.parent

@@ -16,10 +16,13 @@ class Fusion:
         into_products: products and convolutions compute their operands as they read them, instead of reading them from
             memory.
         dear_again: what is dear to compute, and read by several kernels, is computed in each where that reads less.
+        rows: rows of up to so many elements are read once for what is computed of them and of their sums, which is not
+            written over them.
     """
 
     into_products: bool = False
     dear_again: bool = False
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

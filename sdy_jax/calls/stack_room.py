@@ -10,9 +10,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SLOTS = 1 << 15
-"""What the frame asks for, in pointers: a quarter of a MiB. Chosen: it gets a chunk of twice that, in which some thousand
-frames of usual functions have room beside it, the most that Python lets a call nest. Only what is touched takes
-memory."""
+"""What the frame asks for, in pointers: a quarter of a MiB. Chosen: it gets a chunk of twice that, in which a thousand
+usual frames have room beside it, as many as Python nests. Only what is touched takes memory."""
 
 
 def with_room(function: Callable[P, R]) -> Callable[P, R]:
