@@ -18,9 +18,12 @@ _REPEATS = 5
 """Runs of which the median counts, after one that compiles and one that warms up. Guessed: more take longer, fewer let
 one interrupted run count."""
 
-_TRIPS = 8
-"""How often a loop runs an op, beside one that runs it once: what calling takes is in both. Guessed: with fewer, the
-difference drowns in noise."""
+_FEW, _MANY = 8, 256
+"""How many more steps a program has than one beside it, and how many where few take little: what calling takes is in
+both. Guessed: with fewer, the difference drowns in noise."""
+
+_ENOUGH = 2e-3
+"""Seconds of which a clock shows differences. Guessed: a hundred times what calls differ by."""
 
 _FLOAT = np.dtype(np.float32)
 
@@ -50,8 +53,8 @@ def collective_times(mesh: jax.sharding.Mesh, sizes: Sequence[int]) -> Iterator[
     """The times of collectives of some sizes (bytes of a device's block) along each axis of more than one device."""
     for axis, count in mesh.shape.items():
         for size in sizes if count > 1 else ():
-            yield CollectiveTime("all_gather", axis, size, _per_trip(mesh, _gathered(axis, count), size // 4))
-            yield CollectiveTime("all_reduce", axis, size, _per_trip(mesh, _reduced(axis, count), size // 4))
+            yield CollectiveTime("all_gather", axis, size, _per_step(mesh, _gathered(axis, count), size // 4))
+            yield CollectiveTime("all_reduce", axis, size, _per_step(mesh, _reduced(axis, count), size // 4))
 
 
 def _gathered(axis: str, count: int) -> Step:
@@ -73,31 +76,36 @@ def product_time(mesh: jax.sharding.Mesh, size: int, dtype: jnp.dtype) -> float:
         square = x.reshape(size, size)
         return (square @ square / size).reshape(-1)
 
-    return _per_trip(mesh, step, size * size, dtype)
+    return _per_step(mesh, step, size * size, dtype)
 
 
 def elementwise_time(mesh: jax.sharding.Mesh, size: int) -> float:
     """The seconds in which every device reads and writes an array of so many bytes."""
-    return _per_trip(mesh, lambda x: x * 0.5 + 1.0, size // 4)
+    return _per_step(mesh, lambda x: x * 0.5 + 1.0, size // 4)
 
 
-def _per_trip(mesh: jax.sharding.Mesh, step: Step, items: int, dtype: jnp.dtype = _FLOAT) -> float:
-    """The seconds of one trip of a loop that does nothing but a step, from an array of so many items per device."""
-    short, long = (_seconds(mesh, step, max(items, 1), dtype, trips) for trips in (1, 1 + _TRIPS))
-    return max(long - short, 0.0) / _TRIPS
+def _per_step(mesh: jax.sharding.Mesh, step: Step, items: int, dtype: jnp.dtype = _FLOAT) -> float:
+    """The seconds of one step among steps that wait for each other, from an array of so many items per device."""
+    for more in (_FEW, _MANY):
+        short, long = (_seconds(mesh, step, max(items, 1), dtype, count) for count in (1, 1 + more))
+        if long > _ENOUGH:
+            break
+    return max(long - short, 0.0) / more
 
 
-def _seconds(mesh: jax.sharding.Mesh, step: Step, items: int, dtype: jnp.dtype, trips: int) -> float:
-    spec = P(mesh.axis_names)
-    looped = jax.shard_map(
-        lambda x: jax.lax.fori_loop(0, trips, lambda _, y: step(y), x),
-        mesh=mesh,
-        in_specs=spec,
-        out_specs=spec,
-        check_vma=False,
-    )
+def _seconds(mesh: jax.sharding.Mesh, step: Step, items: int, dtype: jnp.dtype, count: int) -> float:
+    spec, is_cpu = P(mesh.axis_names), mesh.devices.flat[0].platform == "cpu"
+
+    def steps(x: jax.Array) -> jax.Array:
+        if is_cpu:  # whose compiler makes one op of several in spite of barriers, and whose loops cost little
+            return jax.lax.fori_loop(0, count, lambda _, y: step(y), x)
+        for _ in range(count):  # a trip of a loop takes 27 us on an H200, as long as 64 MiB (2026-11)
+            x = jax.lax.optimization_barrier(step(x))
+        return x
+
+    stepped = jax.shard_map(steps, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     sharding = jax.sharding.NamedSharding(mesh, spec)
-    run = jax.jit(looped, in_shardings=sharding)
+    run = jax.jit(stepped, in_shardings=sharding)
     x = jax.jit(lambda: jnp.ones(items * mesh.size, dtype), out_shardings=sharding)()
     for _ in range(2):
         run(x).block_until_ready()

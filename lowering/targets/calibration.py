@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -33,6 +33,13 @@ PRODUCT_SIZE = 1024
 MEMORY_SIZE = 1 << 25
 """What is measured. Guessed: collectives from where latency is all to where bytes are, a product that fills a device,
 more memory than caches hold; smaller ones are measured in noise, larger ones take seconds on CPUs."""
+
+MOST_ROWS, MOST_MEMORY = 1 << 13, 1 << 30
+"""Up to which both are doubled on fast devices. Guessed: a GPU of twice the rates of today's takes a millisecond."""
+
+_LONG = 20
+"""How many times what any op takes is long beside it. Guessed: its errors are then a twentieth. On GPUs a
+product of 1024 rows takes as long as an op of four bytes."""
 
 _SHORTEST = 1e-9
 """Seconds that a time weighs as at least. Guessed: clocks show no less, and nothing else divides by zero."""
@@ -85,8 +92,10 @@ class Calibration:
         dtype = np.dtype(np.float32) if mesh.devices.flat[0].platform == "cpu" else jnp.dtype(jnp.bfloat16)
         launch = elementwise_time(mesh, 4)
         beside = max(launch, product_launch)
-        flop = max(product_time(mesh, sizes.product, dtype) - beside, 0.0) / sizes.product**3
-        memory = max(elementwise_time(mesh, sizes.memory) - launch, 0.0) / (2 * sizes.memory)
+        rows, seconds = _long_enough(lambda n: product_time(mesh, n, dtype), sizes.product, MOST_ROWS, beside)
+        flop = max(seconds - beside, 0.0) / rows**3
+        size, seconds = _long_enough(lambda n: elementwise_time(mesh, n), sizes.memory, MOST_MEMORY, launch)
+        memory = max(seconds - launch, 0.0) / (2 * size)
         return cls(mesh.devices.flat[0].device_kind, axes, max(flop, _LEAST), max(memory, _LEAST), launch)
 
     def text(self) -> str:
@@ -114,6 +123,13 @@ class Calibration:
             name: AxisRates(axis.size, *rest[3 * i : 3 * i + 3]) for i, (name, axis) in enumerate(self.axes.items())
         }
         return Calibration(self.device_kind, axes, flop, memory, launch)
+
+
+def _long_enough(seconds_of: Callable[[int], float], size: int, most: int, launch: float) -> tuple[int, float]:
+    """A size, doubled until what is measured takes long beside what any op takes, and its seconds."""
+    while (seconds := seconds_of(size)) < _LONG * launch and 2 * size <= most:
+        size *= 2
+    return size, seconds
 
 
 def _of(axis: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -64,6 +64,31 @@ def test_noise_makes_no_rate_negative():
         assert axis.bandwidth > 0 and axis.latency >= 0 and axis.start >= 0
 
 
+def test_fast_devices_are_measured_with_more_than_what_any_op_takes(monkeypatch):
+    """As a GPU on which a product of 1024 rows takes as long as an op of four bytes; clocks err by a microsecond."""
+    flop, memory, launch, error = 2.5e-15, 2.5e-13, 1e-6, 1e-6
+    asked = []
+
+    def product_time(mesh, rows, dtype):
+        asked.append(rows)
+        return launch + flop * rows**3
+
+    monkeypatch.setattr(calibration, "product_time", product_time)
+    monkeypatch.setattr(calibration, "elementwise_time", lambda mesh, n: launch + 2 * memory * n + error * (n == 4))
+    monkeypatch.setattr(calibration, "collective_times", lambda *_: [])
+    found = Calibration.measured(MESH, Sizes())
+    assert found.flop == pytest.approx(flop, rel=0.05) and found.memory == pytest.approx(memory, rel=0.05)
+    assert asked == [1024, 2048, 4096] and found.launch == pytest.approx(launch + error, rel=1e-3)
+
+
+def test_what_is_measured_does_not_grow_without_end(monkeypatch):
+    monkeypatch.setattr(calibration, "product_time", lambda mesh, rows, dtype: 0.0)
+    monkeypatch.setattr(calibration, "elementwise_time", lambda mesh, n: 1e-3 if n == 4 else 0.0)
+    monkeypatch.setattr(calibration, "collective_times", lambda *_: [])
+    found = Calibration.measured(MESH, Sizes())
+    assert found.flop == found.memory == calibration._LEAST
+
+
 def costs_of(path):
     """As `CostModel.calibrate`, of small arrays."""
     found = calibrated(MESH, path, again=False, sizes=SMALL)
