@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.model.enumeration import Candidate
+from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.planning_problem import PlanningProblem
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.representation.sharding import TensorSharding
 
 
-def keep(program: PlanningProblem, kept: LayoutPlan) -> None:
+@contextmanager
+def keeping(program: PlanningProblem, kept: LayoutPlan) -> Iterator[Callable[[Chosen], Chosen]]:
+    """Leaves nodes meanwhile the candidates that a plan gives them, where they have these. What it gives says which
+    candidates of all a choice among those is."""
+    nodes = program.model.nodes
+    before = [node.candidates for node in nodes]
+    _keep(program, kept)
+    left = [node.candidates for node in nodes]
+    yield lambda chosen: [every.index(some[n]) for every, some, n in zip(before, left, chosen, strict=True)]
+    for node, candidates in zip(nodes, before, strict=True):
+        node.candidates = candidates
+
+
+def _keep(program: PlanningProblem, kept: LayoutPlan) -> None:
     """Leaves nodes the candidates that a plan gives them, where they have these. The first candidate is where a search
     starts, so it starts from there."""
     nodes = program.model.nodes

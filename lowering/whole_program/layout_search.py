@@ -18,7 +18,7 @@ from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.solve.choices import Choices
-from sdy_jax.lowering.whole_program.kept_choices import keep
+from sdy_jax.lowering.whole_program.kept_choices import keeping
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.whole_program.memory_search import PRICES, ProgramsTried
@@ -155,8 +155,8 @@ class LayoutSearch:
         if not self.can_be_planned:
             return None
         program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
-        keep(program, kept)
-        best = best_choice(Choices(program, self.policy.effort or math.inf), self._latency)
+        with keeping(program, kept) as chosen_of:
+            best = chosen_of(best_choice(Choices(program, self.policy.effort or math.inf), self._latency))
         trial = self.trial(plan_of(program, best))
         return trial if self.budget.fits(trial) or not self.setting.available else None
 

@@ -67,6 +67,7 @@ def test_ops_run_as_they_do_in_the_plan():
         "layouts of the plan that like= gives are kept: the program costs" in note.message for note in alike.notes
     )
     assert "like=" not in str(free)
+    assert "f32[32,64@model] and f32[32@data,64@model] instead of f32[32@data,64@model]" in str(alike.why("w['up']"))
     same(of(**given, like=large)(W, small), step(W, small))
 
 
