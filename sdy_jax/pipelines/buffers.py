@@ -11,6 +11,7 @@ from jax import lax
 
 from sdy_jax.pipelines.explicit_types import zeros_of
 from sdy_jax.pipelines.layer_passes import Leaves
+from sdy_jax.pipelines.slices import slice_of, with_slice
 
 
 def at(buffer: Any, *place: Any) -> Any:
@@ -62,8 +63,8 @@ def _part(buffer: Any, place: Sequence[Any]) -> Any:
     if _is_whole(buffer, place):
         return buffer
     sizes = (*[1] * len(place), *buffer.shape[len(place) :])
-    return lax.dynamic_slice(buffer, _starts(buffer, place), sizes)
+    return slice_of(buffer, _starts(buffer, place), sizes)
 
 
 def _updated(buffer: Any, part: Any, place: Sequence[Any]) -> Any:
-    return part if _is_whole(buffer, place) else lax.dynamic_update_slice(buffer, part, _starts(buffer, place))
+    return part if _is_whole(buffer, place) else with_slice(buffer, part, _starts(buffer, place))

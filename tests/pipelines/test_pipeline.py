@@ -79,6 +79,21 @@ def test_transformations(schedule: str) -> None:
         )
 
 
+MAPPED = {
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f)),
+    "grad of vmap": lambda f: jax.grad(lambda w, x: jnp.sum(jax.vmap(f)(w, x))),
+}
+
+
+@pytest.mark.parametrize("change", MAPPED)
+def test_stages_of_mapped_pipelines_read_and_write_slices(change: str) -> None:
+    given = jax.tree.map(lambda x: np.stack([x, x / 2]), (WEIGHTS, X))
+    ours = jax.jit(MAPPED[change](squares(partial(piped, mesh=mesh_of(stage=2), microbatches=2))))
+    text = ours.lower(*given).as_text()
+    assert "stablehlo.gather" not in text and "stablehlo.scatter" not in text
+    agree(ours(*given), MAPPED[change](squares(scanned))(*given), 1e-4)
+
+
 @pytest.mark.more("second derivatives")
 def test_second_derivatives() -> None:
     def twice(fun: Callable[..., Any]) -> Any:
