@@ -26,6 +26,9 @@ _CASE, _PERMUTE = "stablehlo.case", "stablehlo.collective_permute"
 
 _KINDS = {scope_of(kind): kind for kind in Kind}
 
+OpOfRow = tuple[Op, Kind]
+"""An op, and the kind of the row that it is of."""
+
 
 class PipelineRecords:
     """Makes records of pipelines.
@@ -55,7 +58,8 @@ class PipelineRecords:
 
     def _of(self, region: Op, mark: Mark) -> RecordedPipeline:
         table, times = mark.table, executions(region).times
-        durations = self._durations(region, table)
+        ops = list(_ops_of_rows(region))
+        durations, permutes = self._durations(ops, table), list(_permutes(ops))
         return RecordedPipeline(
             mark.schedule,
             mark.axis,
@@ -66,9 +70,9 @@ class PipelineRecords:
             len(table.trips),
             table.bubble(durations or None),
             self._places.of(region.mlir.location),
-            self._boundary_bytes(region, Kind.FORWARD),
-            self._boundary_bytes(region, Kind.BACKWARD),
-            self._sent(region) / times,
+            self._boundary_bytes(permutes, Kind.FORWARD),
+            self._boundary_bytes(permutes, Kind.BACKWARD),
+            self._sent(permutes) / times,
             tuple(durations.values()),
             sum(self._local.of(value) for value in _stacks(region, mark.axis)),
             max((self._carried(loop) for loop in _loops(region)), default=0.0),
@@ -79,17 +83,18 @@ class PipelineRecords:
             self._ops.index[region],
         )
 
-    def _boundary_bytes(self, region: Op, kind: Kind) -> float:
+    def _boundary_bytes(self, permutes: Sequence[OpOfRow], kind: Kind) -> float:
         """What rows of a kind send in one trip: by one of the branches, where there are several."""
         found = defaultdict[Block | None, float](float)
-        for op in _permutes(region, kind):
-            found[op.block] += self._moved(op)
+        for op, of in permutes:
+            if of is kind:
+                found[op.block] += self._moved(op)
         return max(found.values(), default=0.0)
 
-    def _sent(self, region: Op) -> float:
+    def _sent(self, permutes: Sequence[OpOfRow]) -> float:
         """What the two devices exchange that exchange most."""
         found = defaultdict[frozenset[int], float](float)
-        for op in (op for kind in Kind for op in _permutes(region, kind)):
+        for op, _ in permutes:
             for pair in device_pairs(op, self._plan.program.mesh):
                 found[frozenset(pair)] += executions(op).times * self._moved(op)
         return max(found.values(), default=0.0)
@@ -102,18 +107,20 @@ class PipelineRecords:
         pairs = zip(body.arguments, body.terminator.operands, strict=True)
         return sum(self._local.of(argument) for argument, result in pairs if argument is not result)
 
-    def _durations(self, region: Op, table: Table) -> Mapping[Kind, float]:
+    def _durations(self, ops: Sequence[OpOfRow], table: Table) -> Mapping[Kind, float]:
         """What a row of each kind takes by the cost model: products and the like, and what is sent inside of a stage.
         Nothing where some compute nothing that is known."""
         rows, found = [row.kind for row in table.rows], dict.fromkeys((row.kind for row in table.rows), 0.0)
-        work, flop = self._plan.work_by_op, self._plan.costs.flop / 2
-        for loop in _loops(region):
-            for op in (inner for top in loop.blocks[1].ops for inner in top.walk()):
-                done = work.get(op)
-                time = self._sending.get(op, 0.0) + (flop * done.flops * done.runs.times if done is not None else 0.0)
-                if time and (kind := _kind(op.ancestor_in(loop.blocks[1]))) in found:
-                    found[kind] += time
+        for top, kind in ops:
+            if kind in found:
+                found[kind] += sum(map(self._time, top.walk()))
         return {kind: time / rows.count(kind) for kind, time in found.items()} if all(found.values()) else {}
+
+    def _time(self, op: Op) -> float:
+        """What an op takes in all its runs."""
+        done = self._plan.work_by_op.get(op)
+        computing = 0.0 if done is None else self._plan.costs.flop / 2 * done.flops * done.runs.times
+        return self._sending.get(op, 0.0) + computing
 
 
 def _is_inside(op: Op, axis: str) -> bool:
@@ -129,11 +136,18 @@ def _loops(region: Op) -> list[Op]:
     return [op for op in region.blocks[0].ops if op.name == _LOOP]
 
 
-def _permutes(region: Op, kind: Kind) -> Iterator[Op]:
-    """What rows of a kind send, at once or in branches."""
-    for top in (op for loop in _loops(region) for op in loop.blocks[1].ops if _kind(op) is kind):
+def _ops_of_rows(region: Op) -> Iterator[OpOfRow]:
+    """The ops in the bodies of the loops that are of rows."""
+    for op in (op for loop in _loops(region) for op in loop.blocks[1].ops):
+        if (kind := _kind(op)) is not None:
+            yield op, kind
+
+
+def _permutes(ops: Sequence[OpOfRow]) -> Iterator[OpOfRow]:
+    """What rows send, at once or in branches."""
+    for top, kind in ops:
         inside = (op for block in top.blocks for op in block.ops) if top.name == _CASE else ()
-        yield from (op for op in (top, *inside) if op.name == _PERMUTE)
+        yield from ((op, kind) for op in (top, *inside) if op.name == _PERMUTE)
 
 
 def _kind(op: Op) -> Kind | None:
