@@ -27,7 +27,7 @@ from sdy_jax.pipelines.explicit_types import zeros_of
 from sdy_jax.pipelines.group_passes import Cell, Grouping, GroupPasses
 from sdy_jax.pipelines.jaxprs import types_of
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
-from sdy_jax.pipelines.schedules.loops import Links, Loop
+from sdy_jax.pipelines.schedules.loops import Cycle, Links, Loop
 from sdy_jax.pipelines.schedules.marks import scope_of
 from sdy_jax.pipelines.schedules.tables import Kind, Table
 from sdy_jax.pipelines.slots import Slots
@@ -90,12 +90,19 @@ class Executor:
         """The state before the first trip."""
         return {name: getattr(self, f"_no_{name}")() for name in names}
 
-    def run(self, state: State, columns: Sequence[Any], loops: Sequence[Loop]) -> State:
-        """The state after some loops, whose columns are given as arrays of shape (trips, rows, columns)."""
+    def run(self, state: State, columns: Sequence[Any], cycles: Sequence[Cycle]) -> State:
+        """The state after some cycles, whose columns are given as those of `columns_of` of one stage."""
+        for each, cycle in zip(columns, cycles, strict=True):
+            turn = partial(self._turn, cycle.turns[0])
+            once = len(cycle.turns) == 1
+            state, _ = turn(state, [x[0] for x in each]) if once else lax.scan(turn, state, each)
+        return state
+
+    def _turn(self, loops: Sequence[Loop], state: State, columns: Sequence[Any]) -> tuple[State, None]:
         for each, loop in zip(columns, loops, strict=True):
             ways = {kind: links if len(set(links)) > 1 else links[:1] for kind, links in loop.links.items()}
             (state, _), _ = lax.scan(partial(self._trip, loop.kinds, ways), (state, np.int32(0)), each)
-        return state
+        return state, None
 
     def _trip(
         self, kinds: Sequence[Kind], ways: Mapping[Kind, Sequence[Links]], carry: tuple[State, Any], rows: Any
@@ -269,14 +276,21 @@ _ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
 }
 
 
-def columns_of(slots: Slots, table: Table, loops: Sequence[Loop]) -> list[np.ndarray[Any, Any]]:
-    """The columns of loops over parts of a table, each of shape (trips, stages, rows of a trip, columns)."""
+Columns = list[np.ndarray[Any, Any]]
+
+
+def columns_of(slots: Slots, table: Table, cycles: Sequence[Cycle]) -> list[Columns]:
+    """The columns of parts of a table: per cycle, for each loop of a turn, an array of shape (turns, trips, stages, rows
+    of a trip, columns)."""
     by_row = dict(zip(map(id, table.rows), slots.columns, strict=True))
-    found = []
-    for loop in loops:
-        each = [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in loop.trips]
-        found.append(np.asarray(each, np.int32).swapaxes(1, 2))
-    return found
+
+    def of_loop(loop: Loop) -> Any:
+        return [[[astuple(columns) for columns in by_row[id(row)]] for row in trip] for trip in loop.trips]
+
+    def of_loops(loops: Sequence[Loop]) -> np.ndarray[Any, Any]:
+        return np.asarray(list(map(of_loop, loops)), np.int32).swapaxes(2, 3)
+
+    return [list(map(of_loops, zip(*cycle.turns, strict=True))) for cycle in cycles]
 
 
 def zeros(types: Any) -> Any:

@@ -18,7 +18,7 @@ from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
 from sdy_jax.pipelines.group_passes import Grouping
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact, is_inexact
 from sdy_jax.pipelines.region import Region
-from sdy_jax.pipelines.schedules.loops import Loop, exact_loops, fewest_loops
+from sdy_jax.pipelines.schedules.loops import Cycle, cycles, exact_loops, fewest_loops
 from sdy_jax.pipelines.schedules.marks import Mark
 from sdy_jax.pipelines.schedules.tables import Kind, Table
 from sdy_jax.pipelines.slots import Slots
@@ -181,8 +181,8 @@ class Program:
 
     def _mapped(self, body: Callable[..., Any], table: Table, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """A body of values, of a table's columns and more, as a function of values and more."""
-        columns = columns_of(Slots(self.table), self.table, self._loops(table))
-        specs = (self._specs, P(None, self.region.axis), *in_specs)
+        columns = columns_of(Slots(self.table), self.table, self._cycles(table))
+        specs = (self._specs, P(None, None, self.region.axis), *in_specs)
         kinds = {row.kind for row in table.rows}
         mark = Mark.of(self.schedule, self.region.axis, self.table, self.grouping.layers, kinds)
         mapped = self.region.mapped(body, specs, out_specs, mark.scope)
@@ -223,12 +223,12 @@ class Program:
     def _run(self, executor: Executor, table: Table, columns: Any, names: tuple[str, ...], state: State) -> State:
         if "kept" not in state and Kind.BACKWARD in {row.kind for row in table.rows}:
             names = (*names, "kept")
-        own = [each[:, 0] for each in columns]
-        return executor.run(executor.start(*names) | state, own, self._loops(table))
+        own = jax.tree.map(lambda each: each[:, :, 0], columns)
+        return executor.run(executor.start(*names) | state, own, self._cycles(table))
 
-    def _loops(self, table: Table) -> Sequence[Loop]:
+    def _cycles(self, table: Table) -> Sequence[Cycle]:
         """Where nothing is planned, each loop that adds to gradients reduces them: there are as few as can be."""
-        return exact_loops(table) if self.region.planned else fewest_loops(table)
+        return list(cycles(exact_loops(table) if self.region.planned else fewest_loops(table)))
 
     def _from_one(self, x: Any) -> Any:
         """What one stage has, where all others have zeros.

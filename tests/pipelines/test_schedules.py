@@ -13,7 +13,7 @@ import pytest
 from sdy_jax.errors import ArgumentError
 from sdy_jax.pipelines import slots
 from sdy_jax.pipelines.schedules import loops, tables
-from sdy_jax.pipelines.schedules.loops import Loop, exact_loops, fewest_loops
+from sdy_jax.pipelines.schedules.loops import Loop, cycles, exact_loops, fewest_loops
 from sdy_jax.pipelines.schedules.tables import SCHEDULES, Cell, Kind, Table, pipeline_schedule
 from sdy_jax.pipelines.slots import Slots
 
@@ -141,6 +141,24 @@ def test_loops_are_as_many_for_more_stages() -> None:
     assert [len(loop.trips) for loop in exact_loops(pipeline_schedule("gpipe", 4, 8))] == [3, 6, 2, 2, 6, 2, 1]
     middle = exact_loops(table)[2]
     assert {links for each in middle.links.values() for links in each} == {frozenset({1, 2})}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_cycles_are_all_loops_in_order(schedule: str) -> None:
+    for stages, microbatches, rounds in SIZES[::3]:
+        loops = exact_loops(pipeline_schedule(schedule, stages, microbatches, rounds))
+        found = list(cycles(loops))
+        assert [loop for cycle in found for turn in cycle.turns for loop in turn] == list(loops)
+        assert all(len({tuple(loop.form for loop in turn) for turn in cycle.turns}) == 1 for cycle in found)
+
+
+def test_turns_of_rounds_are_as_many_bodies_for_more_microbatches() -> None:
+    """Those in which the last stage sends to the first, and those in which it does not, forward and back."""
+    for stages, bodies in ((2, 10), (3, 14), (4, 14)):
+        for turns in (4, 8):
+            found = list(cycles(exact_loops(pipeline_schedule("interleaved", stages, stages * turns, 2))))
+            assert sum(len(cycle.turns[0]) for cycle in found) == bodies
+            assert [len(cycle.turns[0]) for cycle in found if len(cycle.turns) > 1] == [4]
 
 
 def test_the_fewest_loops_have_the_last_backward_row_in_that_of_those_before_it() -> None:

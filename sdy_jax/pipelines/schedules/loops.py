@@ -8,12 +8,15 @@ Four stages, a loop per line, with the links over which its rows send:
     B5 F9 ...  forward 2-3, 3              two trips, in which links run dry
     B7 - B9    1-3, 1-2, 1
     B10        none
+
+Where stages have several rounds, the last one sends to the first in turns of as many rows as there are stages. There a
+turn is some loops, and a loop around them goes through the turns: so a table has no more loops for more microbatches.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sdy_jax.pipelines.schedules.tables import Kind, Row, Table, Trip
@@ -38,6 +41,39 @@ class Loop:
     def kinds(self) -> tuple[Kind, ...]:
         """Those of the rows of a trip, in order."""
         return tuple(row.kind for row in self.trips[0])
+
+    @property
+    def form(self) -> Hashable:
+        """What loops with the same body have in common."""
+        return len(self.trips), tuple(self.links.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Consecutive loops that come several times.
+
+    Attributes:
+        turns: the loops of each time, of the same forms.
+    """
+
+    turns: tuple[tuple[Loop, ...], ...]
+
+
+def cycles(loops: Sequence[Loop]) -> Iterator[Cycle]:
+    """Loops in cycles; those that come once are cycles of one turn."""
+    known = dict[Hashable, int]()
+    forms = [known.setdefault(loop.form, len(known)) for loop in loops]
+    while forms:
+        widths = range(1, max(2, len(forms) // 2 + 1))
+        width = max(widths, key=lambda width: width * (_turns(forms, width) - 1))
+        end = width * _turns(forms, width)
+        yield Cycle(tuple(tuple(loops[start : start + width]) for start in range(0, end, width)))
+        loops, forms = loops[end:], forms[end:]
+
+
+def _turns(forms: Sequence[int], width: int) -> int:
+    """How often the first ones, of some number, come in turn."""
+    return next(n for n in itertools.count(1) if forms[n * width : (n + 1) * width] != forms[:width])
 
 
 def exact_loops(table: Table) -> tuple[Loop, ...]:

@@ -75,7 +75,7 @@ class PipelineRecords:
             self._sent(permutes) / times,
             tuple(durations.values()),
             sum(self._local.of(value) for value in _stacks(region, mark.axis)),
-            max((self._carried(loop) for loop in _loops(region)), default=0.0),
+            max((self._carried(loop) for loop in _loops(region.blocks[0])), default=0.0),
             _held(mark),
             tuple(_groups(mark)),
             tuple(_rows(table)),
@@ -131,16 +131,19 @@ def _is_inside(op: Op, axis: str) -> bool:
     return parent is not None
 
 
-def _loops(region: Op) -> list[Op]:
-    """A loop for each segment of the table."""
-    return [op for op in region.blocks[0].ops if op.name == _LOOP]
+def _loops(block: Block) -> Iterator[Op]:
+    return (op for op in block.ops if op.name == _LOOP)
 
 
 def _ops_of_rows(region: Op) -> Iterator[OpOfRow]:
-    """The ops in the bodies of the loops that are of rows."""
-    for op in (op for loop in _loops(region) for op in loop.blocks[1].ops):
-        if (kind := _kind(op)) is not None:
-            yield op, kind
+    """The ops of rows in a region: in the bodies of its loops, or of the loops in these."""
+    pending = list(_loops(region.blocks[0]))
+    while pending:
+        for op in pending.pop(0).blocks[1].ops:
+            if (kind := _kind(op)) is not None:
+                yield op, kind
+            elif op.name == _LOOP:
+                pending.append(op)
 
 
 def _permutes(ops: Sequence[OpOfRow]) -> Iterator[OpOfRow]:
