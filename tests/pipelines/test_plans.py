@@ -71,6 +71,26 @@ def test_a_training_step_is_one_run_of_all_rows(schedule: str) -> None:
     assert "pipeline" not in " ".join(plan.record().value_of)
 
 
+@pytest.mark.more("turns that run; their loops are in test_schedules.py")
+def test_turns_of_rounds_send_what_is_taken() -> None:
+    """A loop around loops; from the last stage to the first one what another round is for."""
+    mesh, w, x = mesh_of(stage=2, data=2), np.full((8, WIDTH, WIDTH), 0.1, np.float32), np.eye(12, WIDTH)
+    run = trained(schedule="interleaved", microbatches=6)
+    step = sdy.partition(run, mesh=mesh, in_shardings=(P("stage"), P("data")))
+    plan = step.plan({"w": w}, x)
+    (found,) = pipelines_in(plan)
+    assert found.sent == 2 * 6 * (2 + 1) * found.forward_bytes
+    sends = [each for each in plan.collectives if each.kind == "collective_permute" and each.origin == "user"]
+    assert [len(sends), sum(each.times for each in sends)] == [14, 2 * 6 * 2]
+    assert min(found.durations) > 0
+
+    def plain(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda x, w: (layer(w, x), None), x, w)[0] ** 2)
+
+    wanted = jax.value_and_grad(plain)({"w": w}, x)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), step({"w": w}, x), wanted)
+
+
 @pytest.mark.more("the plan of stages, line by line")
 def test_stages_have_their_layers() -> None:
     (found,) = pipelines_in(plan_of(trained(schedule="interleaved")))
