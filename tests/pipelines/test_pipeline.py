@@ -87,10 +87,13 @@ MAPPED = {
 
 @pytest.mark.parametrize("change", MAPPED)
 def test_stages_of_mapped_pipelines_read_and_write_slices(change: str) -> None:
+    """And send as often as one alone."""
     given = jax.tree.map(lambda x: np.stack([x, x / 2]), (WEIGHTS, X))
-    ours = jax.jit(MAPPED[change](squares(partial(piped, mesh=mesh_of(stage=2), microbatches=2))))
-    text = ours.lower(*given).as_text()
+    alone = squares(partial(piped, mesh=mesh_of(stage=2), microbatches=2))
+    ours = jax.jit(MAPPED[change](alone))
+    text, single = ours.lower(*given).as_text(), jax.jit(jax.grad(alone)).lower(WEIGHTS, X).as_text()
     assert "stablehlo.gather" not in text and "stablehlo.scatter" not in text
+    assert text.count("collective_permute") == single.count("collective_permute") > 0
     agree(ours(*given), MAPPED[change](squares(scanned))(*given), 1e-4)
 
 
