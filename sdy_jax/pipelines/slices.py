@@ -61,15 +61,16 @@ def _mapped(primitive: Primitive, plain: Callable[..., Any], arrays: int) -> Cal
 def _slice_tangent(primals: Any, tangents: Any, *, sizes: Sequence[int]) -> tuple[Any, Any]:
     (buffer, *starts), (tangent, *_) = primals, tangents
     made = slice_of(buffer, starts, sizes)
-    return made, ad.Zero.from_primal_value(made) if _is_zero(tangent) else slice_of(tangent, starts, sizes)
+    return made, _zero(made) if _is_zero(tangent) else slice_of(tangent, starts, sizes)
 
 
 def _update_tangent(primals: Any, tangents: Any) -> tuple[Any, Any]:
     (buffer, part, *starts), given = primals, tangents[:2]
     made = with_slice(buffer, part, starts)
     if all(map(_is_zero, given)):
-        return made, ad.Zero.from_primal_value(made)
-    return made, with_slice(*map(ad.instantiate_zeros, given), starts)
+        return made, _zero(made)
+    buffer, part = map(ad.instantiate_zeros, given)
+    return made, with_slice(buffer, part, starts)
 
 
 def _slice_cotangent(ct: Any, buffer: Any, *starts: Any, sizes: Sequence[int]) -> list[Any]:
@@ -85,6 +86,10 @@ def _update_cotangents(ct: Any, buffer: Any, part: Any, *starts: Any) -> list[An
     if ad.is_undefined_primal(part):
         found[1] = ad.Zero(part.aval) if _is_zero(ct) else slice_of(ct, starts, part.aval.shape)
     return [*found, *[None] * len(starts)]
+
+
+def _zero(primal: Any) -> Any:
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
 def _is_zero(x: Any) -> bool:
