@@ -43,10 +43,15 @@ def stacked(types: Sequence[Any], *counts: int) -> Leaves:
     return [zeros_of(each, *counts) for each in types]
 
 
+def sum_type(dtype: Any) -> Any:
+    """The type to sum many arrays of a type in: in types of 16 bits or fewer each sum would round what is added."""
+    least = jnp.dtype(jnp.float32)
+    return least if dtype.itemsize < least.itemsize else dtype
+
+
 def sum_of(x: Any) -> Any:
-    """Zeros to sum many arrays like `x` in: in types of 16 bits or fewer each sum would round what is added."""
-    narrow = x.dtype.itemsize < jnp.dtype(jnp.float32).itemsize
-    return zeros_of(x, dtype=jnp.float32 if narrow else x.dtype)
+    """Zeros to sum many arrays like `x` in."""
+    return zeros_of(x, dtype=sum_type(x.dtype))
 
 
 def _starts(buffer: Any, place: Sequence[Any]) -> Any:

@@ -280,8 +280,8 @@ Columns = list[np.ndarray[Any, Any]]
 
 
 def columns_of(slots: Slots, table: Table, cycles: Sequence[Cycle]) -> list[Columns]:
-    """The columns of parts of a table: per cycle, for each loop of a turn, an array of shape (turns, trips, stages, rows
-    of a trip, columns)."""
+    """The columns of parts of a table: per cycle, for each loop of a turn, an array of shape (turns, trips, stages,
+    rows of a trip, columns)."""
     by_row = dict(zip(map(id, table.rows), slots.columns, strict=True))
 
     def of_loop(loop: Loop) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 Env = dict[Any, Any]
@@ -23,12 +24,12 @@ class Traced:
         jaxpr: its jaxpr.
     """
 
-    def __init__(self, closed: Any):
-        self.jaxpr, self._consts = closed.jaxpr, closed.consts
+    def __init__(self, jaxpr: Any, consts: Sequence[Any]):
+        self.jaxpr, self.consts = jaxpr, consts
 
     def known(self, inputs: Sequence[Any]) -> Env:
         """The values of what the equations read."""
-        return dict(zip((*self.jaxpr.constvars, *self.jaxpr.invars), (*self._consts, *inputs), strict=True))
+        return dict(zip((*self.jaxpr.constvars, *self.jaxpr.invars), (*self.consts, *inputs), strict=True))
 
 
 def types_of(fun: Callable[..., Any], *types: Any) -> Any:
@@ -41,13 +42,20 @@ def types_of(fun: Callable[..., Any], *types: Any) -> Any:
 def inlined(fun: Callable[..., Any], types: Sequence[Any], checkpoints: bool = False) -> Traced:
     """A function of flat arrays without the calls in it; if told so, without those to `jax.checkpoint`.
 
-    Calls that state shardings are left as they are.
+    Calls that state shardings are left as they are. What is cast to a wider type and back is what it was.
     """
     names = _CALLS | (_CHECKPOINTS if checkpoints else {})
-    traced = Traced(jax.make_jaxpr(fun)(*types))
+    closed = jax.make_jaxpr(fun)(*types)
+    traced = Traced(closed.jaxpr, closed.consts)
     if all(_callee(eqn, names) is None for eqn in traced.jaxpr.eqns):
-        return traced
+        return Traced(traced.jaxpr.replace(**_without_casts_and_back(traced.jaxpr)), traced.consts)
     return inlined(lambda *xs: _expanded(traced.jaxpr, traced.known(xs), names), types, checkpoints)
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that an equation calls, `jax.checkpoint`'s too; None where it calls none."""
+    callee = _callee(eqn, _CALLS | _CHECKPOINTS)
+    return getattr(callee, "jaxpr", callee)
 
 
 def _callee(eqn: Any, names: dict[str, str]) -> Any:
@@ -71,6 +79,35 @@ def _expanded(jaxpr: Any, env: Env, names: dict[str, str]) -> list[Any]:
             outs = jax.core.eval_jaxpr(inner, getattr(callee, "consts", ()), *(_value(env, v) for v in run[0].invars))
         env.update(zip(made, outs, strict=True))
     return [_value(env, v) for v in jaxpr.outvars]
+
+
+def _without_casts_and_back(jaxpr: Any) -> dict[str, Any]:
+    """The equations and results without casts of what was cast to a wider type from the type that it is cast to: a sum
+    over devices that waits can be cast to a wider type, but not to a narrower one."""
+    before, same, eqns = dict[Any, Any](), dict[Any, Any](), []
+
+    def known(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=list(map(known, eqn.invars)))
+        if eqn.primitive.name == "convert_element_type" and not isinstance(eqn.invars[0], Literal):
+            (source,), (made,) = eqn.invars, eqn.outvars
+            first = before.get(source, source)
+            if first is not source and made.aval == first.aval and _is_exact(first.aval.dtype, source.aval.dtype):
+                same[made] = first
+                continue
+            before[made] = source
+        eqns.append(eqn)
+    return {"eqns": eqns, "outvars": list(map(known, jaxpr.outvars))}
+
+
+def _is_exact(narrow: Any, wide: Any) -> bool:
+    """Whether a type has all numbers of another one."""
+    if not all(jnp.issubdtype(each, jnp.floating) for each in (narrow, wide)):
+        return False
+    less, more = jnp.finfo(narrow), jnp.finfo(wide)
+    return bool(less.nmant <= more.nmant and less.maxexp <= more.maxexp and less.minexp >= more.minexp)
 
 
 def _runs(eqns: Sequence[Any], names: dict[str, str]) -> Iterator[list[Any]]:

@@ -150,7 +150,8 @@ def pipeline(
             head = trace_loss(region, loss, loss_has_aux, one(batch), *[one(targets)] * (targets is not None))
             last = head.call
         loss_aux = [] if head is None else head.aux
-        program = Program(region, schedule, table, grouping, traced.call, last, traced.aux, loss_aux)
+        types = traced.types_read(len(jax.tree.leaves(batch)), len(stacked))
+        program = Program(region, schedule, table, grouping, types, traced.call, last, traced.aux, loss_aux)
         values = Values(
             weights=jax.tree.leaves(stacks),
             batch=jax.tree.leaves(batch),

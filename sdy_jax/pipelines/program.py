@@ -66,6 +66,7 @@ class Program:
         schedule: the name of the table.
         table: when.
         grouping: which layers.
+        types: in which they read weights.
         layer, loss: functions of leaves: constants first, then activations, then what else is read.
         aux, loss_aux: types of the auxiliary results of one layer, and of the loss.
     """
@@ -74,6 +75,7 @@ class Program:
     schedule: str
     table: Table
     grouping: Grouping
+    types: Sequence[Any]
     layer: Callable[..., Any]
     loss: Callable[..., Any] | None
     aux: Leaves
@@ -189,7 +191,7 @@ class Program:
         return lambda values, *more: mapped(values, columns, *more)
 
     def _executor(self, values: Values, ends: Results | None = None) -> Executor:
-        weights = [x[0] for x in values.weights]
+        weights = [x[0].astype(dtype) for x, dtype in zip(values.weights, self.types, strict=True)]
         given = Inputs(values.constants, weights, values.extra, values.key)
         one = Inputs(values.constants, [x[0, 0] for x in weights], [x[0] for x in values.extra], values.key)
         x = [x[0] for x in values.batch]

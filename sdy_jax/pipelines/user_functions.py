@@ -13,6 +13,7 @@ from jax import lax
 from sdy_jax.errors import ArgumentError
 from sdy_jax.pipelines.checks import check_loss, check_not_split, check_same_types
 from sdy_jax.pipelines.region import Region
+from sdy_jax.pipelines.weight_types import type_read
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,14 @@ class TracedFunction:
         return self.jaxpr.outvars[0].aval.dtype
 
     def call(self, constants: Sequence[Any], *leaves: Any) -> list[Any]:
-        """Its results, with other arrays in place of the constants."""
-        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *leaves))
+        """Its results, with other arrays in place of the constants. Leaves may be of other types (`types_read`)."""
+        types = [v.aval.dtype for v in self.jaxpr.invars]
+        given = [x if x.dtype == dtype else x.astype(dtype) for x, dtype in zip(leaves, types, strict=True)]
+        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *given))
+
+    def types_read(self, first: int, count: int) -> list[Any]:
+        """The types in which it reads some of its leaves (`type_read`)."""
+        return [type_read(self.jaxpr, v) for v in self.jaxpr.invars[first : first + count]]
 
     def with_aux(self, leaves: Sequence[Any]) -> Any:
         """Auxiliary results in the user's structure."""

@@ -59,3 +59,18 @@ def test_parts_compute_what_the_whole_does():
     first, crossing = cut.first([x, y])
     for found, wanted in zip([*first, *cut.second(crossing)], whole(x, y), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_what_is_cast_to_a_wider_type_and_back_is_what_it_was():
+    def function(x):
+        wide = x.astype(jnp.float32)
+        return [jax.jit(lambda x: jnp.sin(x.astype(jnp.bfloat16)))(wide), wide.astype(jnp.float16), wide.sum()]
+
+    found = inlined(function, [jax.ShapeDtypeStruct((4,), jnp.bfloat16)]).jaxpr
+    assert [eqn.params["new_dtype"] for eqn in found.eqns if eqn.primitive.name == "convert_element_type"] == [
+        jnp.float32,
+        jnp.float16,
+    ]
+    for types in ((jnp.bfloat16, jnp.float16), (jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float8_e5m2)):
+        narrowed = inlined(lambda x, types=types: [x.astype(types[1]).astype(types[0])], [jnp.ones(4, types[0])]).jaxpr
+        assert len(narrowed.eqns) == 2

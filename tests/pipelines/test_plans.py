@@ -91,6 +91,36 @@ def test_turns_of_rounds_send_what_is_taken() -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), step({"w": w}, x), wanted)
 
 
+def of_cast_weights(**options: Any) -> Any:
+    """The plan of a step whose layers cast their weights, for TPUs."""
+    mesh, weights = mesh_of(stage=2, data=4), {"w": jax.ShapeDtypeStruct((4, 512, 512), jnp.float32)}
+    cast = lambda w, x: jnp.tanh(x @ w["w"].astype(x.dtype))  # noqa: E731
+    loss = lambda y: jnp.mean(y.astype(jnp.float32) ** 2)  # noqa: E731
+    run = lambda w, x: sdy.pipeline(cast, w, x, microbatches=8, loss=loss)  # noqa: E731
+    costs, places = sdy.CostModel.of_machine("tpu v5e", mesh.axis_names), (P("stage"), P("data"))
+    step = sdy.partition(jax.value_and_grad(run), mesh=mesh, in_shardings=places, costs=costs, **options)
+    return step.plan(weights, jax.ShapeDtypeStruct((256, 512), jnp.bfloat16))
+
+
+def reductions(plan: Any) -> int:
+    """How often gradients of a weight are reduced."""
+    kinds = "all_reduce", "reduce_scatter"
+    return max(each.times for each in plan.collectives if each.kind in kinds and each.total_wire_bytes > 512**2)
+
+
+@pytest.mark.more("what gradients cost")
+def test_gradients_are_summed_before_they_are_reduced() -> None:
+    """Those of weights that layers cast, too."""
+    assert reductions(of_cast_weights()) == 1
+
+
+@pytest.mark.slow
+def test_what_a_microbatch_makes_is_scattered_where_sums_do_not_fit() -> None:
+    limit = int(0.9 * of_cast_weights().memory.peak)
+    plan = of_cast_weights(memory=limit)
+    assert reductions(plan) == 14 and plan.memory.peak <= limit
+
+
 @pytest.mark.more("the plan of stages, line by line")
 def test_stages_have_their_layers() -> None:
     (found,) = pipelines_in(plan_of(trained(schedule="interleaved")))
