@@ -18,15 +18,15 @@ from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.pipelines.explicit_types import zeros_of
 
-slice_p = Primitive("sdy_pipeline_slice")
-"""Of a buffer, and where the slice begins in each dimension."""
-update_p = Primitive("sdy_pipeline_update")
+slice_p = Primitive("dynamic_slice")
+"""Of a buffer, and where the slice begins in each dimension. Plans and profiles call it by its name."""
+update_p = Primitive("dynamic_update_slice")
 """Of a buffer, a slice to write into it, and where it begins in each dimension."""
 
 
 def slice_of(buffer: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
     """The slice of some sizes that begins at `starts`, an index for each dimension."""
-    return slice_p.bind(buffer, *starts, sizes=tuple(sizes))
+    return slice_p.bind(buffer, *starts, slice_sizes=tuple(sizes))
 
 
 def with_slice(buffer: Any, part: Any, starts: Sequence[Any]) -> Any:
@@ -34,8 +34,8 @@ def with_slice(buffer: Any, part: Any, starts: Sequence[Any]) -> Any:
     return update_p.bind(buffer, part, *starts)
 
 
-def _slice(buffer: Any, *starts: Any, sizes: Sequence[int]) -> Any:
-    return lax.dynamic_slice(buffer, starts, sizes)
+def _slice(buffer: Any, *starts: Any, slice_sizes: Sequence[int]) -> Any:
+    return lax.dynamic_slice(buffer, starts, slice_sizes)
 
 
 def _update(buffer: Any, part: Any, *starts: Any) -> Any:
@@ -58,10 +58,10 @@ def _mapped(primitive: Primitive, plain: Callable[..., Any], arrays: int) -> Cal
     return batch
 
 
-def _slice_tangent(primals: Any, tangents: Any, *, sizes: Sequence[int]) -> tuple[Any, Any]:
+def _slice_tangent(primals: Any, tangents: Any, *, slice_sizes: Sequence[int]) -> tuple[Any, Any]:
     (buffer, *starts), (tangent, *_) = primals, tangents
-    made = slice_of(buffer, starts, sizes)
-    return made, _zero(made) if _is_zero(tangent) else slice_of(tangent, starts, sizes)
+    made = slice_of(buffer, starts, slice_sizes)
+    return made, _zero(made) if _is_zero(tangent) else slice_of(tangent, starts, slice_sizes)
 
 
 def _update_tangent(primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -73,7 +73,7 @@ def _update_tangent(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return made, with_slice(buffer, part, starts)
 
 
-def _slice_cotangent(ct: Any, buffer: Any, *starts: Any, sizes: Sequence[int]) -> list[Any]:
+def _slice_cotangent(ct: Any, buffer: Any, *starts: Any, slice_sizes: Sequence[int]) -> list[Any]:
     found = ad.Zero(buffer.aval) if _is_zero(ct) else with_slice(zeros_of(buffer.aval), ct, starts)
     return [found, *[None] * len(starts)]
 
@@ -109,5 +109,5 @@ for primitive, run, arrays, tangent, cotangent in (
     batching.fancy_primitive_batchers[primitive] = _mapped(primitive, run, arrays)
     ad.primitive_jvps[primitive] = tangent
     ad.primitive_transposes[primitive] = cotangent
-slice_p.def_abstract_eval(lambda buffer, *_, sizes: buffer.update(shape=sizes))
+slice_p.def_abstract_eval(lambda buffer, *_, slice_sizes: buffer.update(shape=slice_sizes))
 update_p.def_abstract_eval(lambda buffer, *_: buffer)
