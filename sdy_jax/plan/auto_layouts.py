@@ -10,8 +10,9 @@ See docs/explanation/planner.md#auto.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from jax.extend.mlir import ir
 
@@ -140,25 +141,36 @@ class _Search:
     def _better_stated(
         self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
     ) -> Iterator[Plan]:
-        """The plans with usual borders that may be better than those that were found and than each other, at most so
-        many that fit. Those that do not fit at their least time are tried where no usual one does, and either nothing
-        does or parts of axes tell: up to the first that does, as within the memory they take longer."""
-        best, count = min([_time(plan) for plan in found if self._fits(plan)], default=math.inf), 0
-        both = list(zip(usual, borders, strict=True))
-        likely, others = ([pair for pair in both if self._fits(pair[0]) == fits] for fits in (True, False))
-        fastest = _time((likely or others)[0][0]) if both else math.inf
-        parts_tell = best < fastest / _APART  # then times along whole axes do not say that a usual border takes longer
-        if best < math.inf and (likely or not parts_tell):
-            others = []
-        for quick, border in [*likely, *others]:
-            if _time(quick) >= (fastest * _APART if parts_tell else best) or count == _MOST_STATED:
-                return
-            if count and not self._fits(quick):
-                return
+        """The plans with usual borders that may be better than those that were found and than each other: as likely
+        those that fit at their least time; where nothing fits, the first other one that does within the memory, though
+        it takes longer. Where parts of axes tell, times along whole axes say little, and all are tried that are about
+        as fast as the fastest one."""
+        known, pairs = list(found), list(zip(usual, borders, strict=True))
+        likely, others = ([pair for pair in pairs if self._fits(pair[0]) == fits] for fits in (True, False))
+        fastest = _time((likely or others)[0][0]) if pairs else 0.0
+        if self._least_time(known) < fastest / _APART:  # parts of axes tell
+            close = [pair for pair in likely or others if _time(pair[0]) < fastest * _APART]
+            yield from self._first_fitting(close, _MOST_STATED if likely else 1)
+            return
+        faster = takewhile(lambda pair: _time(pair[0]) < self._least_time(known), likely)
+        for stated in self._first_fitting(faster, _MOST_STATED):
+            known.append(stated)
+            yield stated
+        if math.isinf(self._least_time(known)):
+            yield from self._first_fitting(others, 1)
+
+    def _first_fitting(self, usual: Iterable[tuple[Plan, Program]], most: int) -> Iterator[Plan]:
+        """The plans with usual borders, in order, up to so many that fit."""
+        for _, border in usual:
             for stated in self._within(self._planners.stated, [border]):
                 yield stated
-                if self._fits(stated):
-                    best, count = min(best, _time(stated)), count + 1
+                most -= self._fits(stated)
+            if not most:
+                return
+
+    def _least_time(self, plans: Iterable[Plan]) -> float:
+        """The time of the fastest plan that fits; infinite where none does."""
+        return min([_time(plan) for plan in plans if self._fits(plan)], default=math.inf)
 
     def _within(self, planned: Callable[[Program], Plan], programs: Sequence[Program]) -> Iterator[Plan]:
         """The plans of programs; of those for which the memory is not enough, the problems are kept."""
