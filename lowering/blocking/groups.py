@@ -20,6 +20,9 @@ _CONNECTED = 1 / 8
 """The share of a group's largest value from which on values belong to it whole: softmax's masks take a quarter of its
 scores. Guessed: with less, groups grow over half a program; with more, masks and sums of a group are made whole."""
 
+SplitOf = Callable[[Op, int, Span], Split | None]
+"""How an op runs on parts of the span of one of its tensors, operands first; None if it cannot."""
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -75,8 +78,11 @@ class Growth:
     """
 
     def __init__(self, rule_of: RuleOf, size_of: Callable[[Value], float]):
-        self._rule_of, self.size_of, self.nothing = rule_of, cache(size_of), MadeOfNothing()
+        self.size_of, self.nothing = cache(size_of), MadeOfNothing()
         self._positions: dict[Block, dict[Op, int]] = {}
+        self._split = cache(lambda op, tensor, span: split_along(op, rule_of(op), tensor, span))
+        self._makers = cache(lambda op: frozenset(value.owner for value in _taken(op) if isinstance(value.owner, Op)))
+        """Both are asked for again by the groups around each value that an op is connected with."""
 
     def connected(self, value: Value) -> float:
         """The bytes from which on values belong to the group of a value, what makes them and what takes them."""
@@ -96,7 +102,9 @@ class Growth:
         before that, what of it waits for no other op to be done with all parts."""
         maker = value.defining_op
         assert maker is not None and maker.block is not None
-        growing = _Growing(maker.block, self._rule_of, lambda other: self.size_of(other) >= least, self.nothing)
+        growing = _Growing(
+            maker.block, self._split, self._makers, lambda other: self.size_of(other) >= least, self.nothing
+        )
         growing.grow(maker, len(maker.operands) + value.index, span)
         positions = self._positions_in(maker.block)
         growing.join(positions)
@@ -112,8 +120,16 @@ class _Growing:
     """A group while it grows. `is_large`: of values whose makers and users belong to it; `nothing`: values that
     each part makes for itself."""
 
-    def __init__(self, block: Block, rule_of: RuleOf, is_large: Callable[[Value], bool], nothing: MadeOfNothing):
-        self._block, self._rule_of, self._is_large, self._nothing = block, rule_of, is_large, nothing
+    def __init__(
+        self,
+        block: Block,
+        split: SplitOf,
+        makers: Callable[[Op], frozenset[Op]],
+        is_large: Callable[[Value], bool],
+        nothing: MadeOfNothing,
+    ):
+        self._block, self._split, self._makers = block, split, makers
+        self._is_large, self._nothing = is_large, nothing
         self._splits: dict[Op, Split] = {}
         self._refused = set[Op]()
 
@@ -127,7 +143,7 @@ class _Growing:
 
     def _add(self, op: Op, tensor: int, span: Span) -> bool:
         can_be = op.block is self._block and not any(value in self._nothing for value in op.results)
-        split = split_along(op, self._rule_of(op), tensor, span) if can_be else None
+        split = self._split(op, tensor, span) if can_be else None
         if split is None or not self._agrees(op, split):
             self._refused.add(op)
             return False
@@ -162,9 +178,9 @@ class _Growing:
         divided."""
         ops, after = self._stretch(positions), dict[Op, tuple[int, Span]]()
         for op in ops:
-            if op not in self._splits and op not in self._refused and (fuses(op) or is_sum(op)):
+            if op not in self._splits and op not in self._refused:
                 found = next(self._taken_from(op, after), None)
-                if found is not None:
+                if found is not None and (fuses(op) or is_sum(op)):
                     after[op] = found
         before = set[Op]()
         for op in reversed(ops):
@@ -195,11 +211,11 @@ class _Growing:
         what ops of the group reduce, and what others make of what the group makes."""
         found, complete = dict[Op, Split](), set[Op]()
         for op in self._stretch(positions):
-            takes = [value.owner for value in _taken(op) if isinstance(value.owner, Op)]
-            waits = any(maker in complete or (maker in found and found[maker].kind) for maker in takes)
+            takes = self._makers(op)
+            waits = not complete.isdisjoint(takes) or any(maker in found and found[maker].kind for maker in takes)
             if op in self._splits and not waits:
                 found[op] = self._splits[op]
-            elif waits or any(maker in found for maker in takes):
+            elif waits or not found.keys().isdisjoint(takes):
                 complete.add(op)
         return found
 
