@@ -40,13 +40,14 @@ def choose(problem: OpProblem) -> Decision:
         return Decision(problem.kind, tuple([tensor.sharding for tensor in problem.tensors]))
     best = _best(problem)[1]
     strategy = best.candidate.strategy
-    gathered = gathered_factors(problem, strategy) if strategy.rule is None else ()
+    sharded = sharded_factors(problem) if strategy.rule is None else ()
+    gathered = tuple([factor for factor in sharded if factor not in strategy.splittable])
     return Decision(problem.kind, best.shardings(), gathered, best.inside)
 
 
-def gathered_factors(problem: OpProblem, strategy: Strategy) -> tuple[int, ...]:
-    """The factors along which tensors are split and the strategy cannot run split."""
-    return tuple([f for f, found in enumerate(factor_lists(problem)) if f not in strategy.splittable and any(found)])
+def sharded_factors(problem: OpProblem) -> tuple[int, ...]:
+    """The factors along which tensors are split. Those along which a strategy cannot run split are gathered."""
+    return tuple([factor for factor, found in enumerate(factor_lists(problem)) if any(found)])
 
 
 def _best(problem: OpProblem) -> Priced:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.fusion import Touched, Touches
 from sdy_jax.lowering.analysis.trip_counts import times_as_often
-from sdy_jax.lowering.candidates.choice import choose, gathered_factors
+from sdy_jax.lowering.candidates.choice import choose, sharded_factors
 from sdy_jax.lowering.candidates.op_kinds import Kinds
 from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Shardings, Tensor
 from sdy_jax.lowering.costs.cost_model import CostModel
@@ -45,18 +45,18 @@ class Decisions:
 
     def __init__(self, placement: Placement, setting: Setting):
         self._placement, self._meshes = placement, placement.meshes
-        self._costs, self._kinds = setting.costs, kinds_of(setting)
+        self._costs, self._kinds, self._memo = setting.costs, kinds_of(setting), setting.memo
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op, planned: Decision | None = None) -> Decision | None:
         """The decision for an op whose operands have been placed, as planned where it is; None where it has no rule."""
-        kind = self._kinds.of(op)
-        if kind is None:
-            return None
         placed = self._placement.of(op.operands)
         around = (*placed, *map(self._placement.declared, op.results))
         if planned is not None:
-            return self._as_planned(kind, around, planned)
+            return self._as_planned(around, planned)
+        kind = self._kinds.of(op)
+        if kind is None:
+            return None
         seen = _Around(
             around,
             self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE,
@@ -69,13 +69,16 @@ class Decisions:
             made = self._made[kind, seen] = self._decided(op, kind, seen)
         return made
 
-    def _as_planned(self, kind: Kind, around: Shardings, planned: Decision) -> Decision:
-        gathered, strategy = planned.gathered, planned.strategy
+    def _as_planned(self, around: Shardings, planned: Decision) -> Decision:
+        kind, gathered, strategy = planned.kind, planned.gathered, planned.strategy
         if strategy is not None and strategy.rule is None:
-            tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]
-            problem = OpProblem(kind, tuple(tensors), self._meshes.base, self._costs)
-            gathered = gathered_factors(problem, strategy)
+            sharded = self._memo.once(("sharded factors", kind, around), lambda: self._sharded_factors(kind, around))
+            gathered = tuple([factor for factor in sharded if factor not in strategy.splittable])
         return _noted(Decision(kind, planned.shardings, gathered, planned.inside), around)
+
+    def _sharded_factors(self, kind: Kind, around: Shardings) -> tuple[int, ...]:
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]
+        return sharded_factors(OpProblem(kind, tuple(tensors), self._meshes.base, self._costs))
 
     def _decided(self, op: Op, kind: Kind, seen: _Around) -> Decision:
         mesh = self._mesh_of(op, seen.shardings)

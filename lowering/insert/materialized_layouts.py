@@ -64,8 +64,7 @@ class MaterializedLayouts:
         self._graph, self._placed, self._reshards, self._ops = graph, placed, reshards, ops
         self._keeps_declared = setting.policy.keeps_declared
         self._keeps_whole = setting.target.compiler.order.keeps_whole
-        rule_of, mesh = setting.rules.without_overrides().rule_of, reshards.meshes.base
-        self._known = RematerializationFacts(self, placed, rule_of, mesh, setting.costs)
+        self._rule_of, self._costs = setting.rules.without_overrides().rule_of, setting.costs
         self._origins: dict[Value, Value] = {}
         self._free = free_values(graph)
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
@@ -120,8 +119,10 @@ class MaterializedLayouts:
         return layouts[target.layout].mlir
 
     def _run_again(self, value: Value, target: TensorSharding) -> Rematerialization | None:
-        found = rematerialization(value, target, self._known)
-        return found or (computed_of_parts(value, target, self._known) if self._keeps_whole else None)
+        # Not kept: it refers to this, and garbage is collected late while programs are planned.
+        facts = RematerializationFacts(self, self._placed, self._rule_of, self._reshards.meshes.base, self._costs)
+        found = rematerialization(value, target, facts)
+        return found or (computed_of_parts(value, target, facts) if self._keeps_whole else None)
 
     def moved(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding: for all

@@ -21,6 +21,7 @@ from sdy_jax.ir.graph import Block, Graph, Op
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.analysis.trip_counts import executions
+from sdy_jax.lowering.candidates.op_problem import Kind, Shardings
 from sdy_jax.lowering.candidates.op_work import own_time
 from sdy_jax.lowering.insert.early_reductions import reduce_early
 from sdy_jax.lowering.insert.edge_placement import EdgePlacement, OperandSlot
@@ -96,38 +97,41 @@ class Partitioner:
         self._fold_settled()
         self._reports.replication.report_notes()
         self._report.work = self._work_time()
-        self._order_ops()
-        return self._proposal()
+        return self._proposal(self._order_ops())
 
-    def _order_ops(self) -> None:
-        """Lets ops wait that must not run earlier, and moves those that a compiler would put off."""
+    def _order_ops(self) -> Graph | None:
+        """Lets ops wait that must not run earlier, and moves those that a compiler would put off; the program as it is
+        then, if it had to be read for that."""
         if self._waiting or (self._plan is not None and self._plan.copies):
             tie(self.graph.module)
             self._unneeded += self._waiting
         setting = self._setting
-        if setting.target.compiler.order.runs_late:
-            memory = setting.limit if setting.available else 0.0
-            order_gradients(self.graph.module, memory, setting.target.arrays)
+        if not setting.target.compiler.order.runs_late:
+            return None
+        memory = setting.limit if setting.available else 0.0
+        return order_gradients(self.graph.module, memory, setting.target.arrays)
 
-    def _proposal(self) -> Proposal:
+    def _proposal(self, last_read: Graph | None) -> Proposal:
         erased = {op for op in self.graph.ops if self._placement.ops.is_erased(op)}
         inserted = self._placement.ops.collectives
         gone = frozenset(erased.union(self._unneeded))
-        return Proposal(self.graph, self._placement.meshes, self._layouts, self._report, inserted, gone)
+        return Proposal(self.graph, self._placement.meshes, self._layouts, self._report, inserted, gone, last_read)
 
     def _work_time(self) -> float:
         """The time of the operations that one device performs, but for those of constants."""
-        work, known, times = 0.0, dict[int, float](), dict[Block | None, int]()
+        work, times = 0.0, dict[Block | None, int]()
         for number, decision in self._layouts.decided.items():
             op = self.graph.ops[number]
             if number in self._ops.repeated or all(map(self._placement.is_free, op.results)):
                 continue
-            if id(decision) not in known:  # equal ops share one
-                known[id(decision)] = own_time(decision.kind, decision.shardings, self._setting.costs, self._mesh)
             if op.block not in times:
                 times[op.block] = executions(op).estimate
-            work += times[op.block] * known[id(decision)]
+            work += times[op.block] * self._own_time(decision.kind, decision.shardings)
         return work
+
+    def _own_time(self, kind: Kind, shardings: Shardings) -> float:
+        costs, mesh = self._setting.costs, self._mesh
+        return self._setting.memo.once(("own time", kind, shardings), lambda: own_time(kind, shardings, costs, mesh))
 
     def _widen_stacks(self) -> None:
         """Rounds layers in their loops again where stacks lie there as before."""

@@ -106,6 +106,7 @@ class Proposal:
         report: what was inserted and noted.
         inserted: the collectives in the module that the partitioner made, with their records.
         erased: the ops of the graph that the module does not have any more.
+        last_read: the module as it was read since.
     """
 
     graph: Graph
@@ -114,6 +115,7 @@ class Proposal:
     report: PartitionReport
     inserted: Mapping[ir.Operation, CollectiveRecord]
     erased: frozenset[Op]
+    last_read: Graph | None = None
 
     @property
     def module(self) -> ir.Operation:
@@ -128,7 +130,7 @@ class Proposal:
     @cached_property
     def partitioned(self) -> Graph:
         """The partitioned program, read once: ops may be marked in it before it is rewritten further."""
-        return Graph(self.module)
+        return Graph(self.module) if self.last_read is None else self.last_read
 
     @cached_property
     def remaining(self) -> dict[ir.Operation, int]:

@@ -23,8 +23,9 @@ from sdy_jax.representation.sharding import TensorSharding
 def tie(module: ir.Operation) -> None:
     """Lets every copy wait for what its first user takes beside it, or for what was computed last before; and what
     begins to be computed again, for what can be there last of all that is computed before it."""
+    graph = Graph(module)
     positions, latest = dict[Block, dict[Op | Block, int]](), dict[Block, dict[Op, Value | None]]()
-    for op in [op for op in Graph(module).ops if op.key == AFTER]:
+    for op in [op for op in graph.ops if op.key == AFTER]:
         assert op.block is not None
         position = positions.setdefault(op.block, {other: n for n, other in enumerate(op.block.ops)})
         if AGAIN not in op.attributes:
@@ -40,6 +41,7 @@ def tie(module: ir.Operation) -> None:
             source = create_after([source, awaited.mlir], result.sharding, op.mlir.location, point)
         result.mlir.replace_all_uses_with(source)
         op.mlir.erase()
+    graph.take_apart()
 
 
 def create_after(

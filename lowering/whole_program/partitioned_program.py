@@ -91,6 +91,8 @@ class PartitionedProgram:
         if hasattr(self, "proposal"):
             _ = self.cost, self.exposed, self.sending, self.sent, self.live
             self.peak = replace(self.peak, live=(), at=())
+            for graph in (self.proposal.graph, self.proposal.partitioned):
+                graph.take_apart()
             del self.proposal, self._times
 
     @cached_property

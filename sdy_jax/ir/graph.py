@@ -269,6 +269,14 @@ class Graph:
         block.ops = [self._read(child.operation, block) for child in mlir.operations]
         return block
 
+    def take_apart(self) -> None:
+        """Parts all ops from blocks and values, so that nothing refers to itself: garbage is collected late, and that
+        of some dozen graphs takes seconds then. For a graph that nobody needs any more."""
+        for op in self.ops:
+            for block in op.blocks:
+                block.ops, block.arguments = [], []
+            op.block, op.blocks, op.operands, op.results = None, (), [], []
+
     def replace_uses(self, value: Value, other: Value) -> None:
         """Lets all that use a value use another one, here and in the module; in `other.uses` they come last."""
         value.mlir.replace_all_uses_with(other.mlir)

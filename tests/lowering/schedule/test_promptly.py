@@ -59,9 +59,12 @@ def waits(body, results, width=8, rows=96, weight="", memory=0.0):
         return {", ".join("%" + name for name in results)} : {types}
         }}"""
     module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("96x8xf32", f"{rows}x{width}xf32"))
-    order_gradients(module.operation, memory, ROUNDED)
+    found, again = order_gradients(module.operation, memory, ROUNDED), Graph(module.operation)
     assert module.operation.verify()
-    return [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
+    assert [(op.mlir, [v.mlir for v in op.operands]) for op in found.ops] == [
+        (op.mlir, [v.mlir for v in op.operands]) for op in again.ops
+    ]
+    return [op for op in found.ops if op.key == "sdy_jax.after"]
 
 
 STEP = product("h", "x", "w", "step") + tanh("t", "h")

@@ -1,6 +1,7 @@
 """Layouts of whole programs: the model beside what is emitted, choices beside brute force, numbers on eight devices."""
 
 import functools
+import gc
 import itertools
 import math
 import re
@@ -15,7 +16,7 @@ from partitioned_ops import LINE, PLANE
 from planned_steps import BATCH, LAYER, PROGRAMS, Program, shapes, stacked, step
 
 import sdy_jax as sdy
-from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.reshard.step_counts import steps_between
 from sdy_jax.lowering.solve.choices import Choices
@@ -261,6 +262,23 @@ def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
     of_nothing, of_something = 16 * first, 64 * first
     between = math.sqrt(of_nothing * of_something)
     assert rest == [of_nothing, of_something, between, pytest.approx(math.sqrt(between * of_something))]
+
+
+@pytest.mark.parametrize("family", [CPU, TPU])
+def test_what_is_forgotten_is_freed_at_once_and_keeps_its_figures(family):
+    """Planning puts off the collection of garbage."""
+    program = Program(*PROGRAMS["fsdp"][:2], LINE, PROGRAMS["fsdp"][2], target=Target(family))
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(each) is Op for each in gc.get_objects())
+        trial = program.walked_by_plan()
+        figures = trial.cost, trial.sent, trial.peak.total, trial.live.tolist()
+        trial.forget()
+        assert sum(type(each) is Op for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+    assert (trial.cost, trial.sent, trial.peak.total, trial.live.tolist()) == figures
 
 
 def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
