@@ -1,5 +1,7 @@
 """The largest values are computed part by part, in a loop over parts of a factor, where nothing else fits."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.blocking import choice
+from sdy_jax.lowering.blocking import choice, partition
 from sdy_jax.lowering.blocking.spans import Cut, Span, spans_of, split_along
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
@@ -395,3 +397,25 @@ def test_constraints_hold_in_each_part():
     _, function = partitioned(constrained, args, 0.6, specs=(P("x"), P(None, "y"), P("x")))
     assert function.plan(*args).blocked
     close(function, constrained, args)
+
+
+@pytest.mark.parametrize(
+    ("held", "tried"),
+    [
+        ([10, 6, -1], [10, 6, -1]),  # until it fits
+        ([10, 9.95, -1], [10]),  # next to nothing is held less, and more parts take longer
+        ([10, 12], [10]),
+    ],
+)
+def test_more_parts_have_to_hold_less(monkeypatch, held, tried):
+    found = iter(held)
+    program = SimpleNamespace(too_much=1000.0, search=SimpleNamespace(limit=1000.0))
+    monkeypatch.setattr(partition, "_candidates", lambda *_: (None, SimpleNamespace(most=2000.0)))
+    monkeypatch.setattr(partition, "_chosen", lambda _, size: [(None, size)])
+
+    def in_loops(*_):
+        too_much = next(found)
+        return SimpleNamespace(too_much=too_much, fits=too_much <= 0)
+
+    monkeypatch.setattr(partition, "_in_loops", in_loops)
+    assert [each.too_much for each in partition._in_parts(program)] == tried
