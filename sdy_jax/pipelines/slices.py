@@ -1,4 +1,5 @@
-"""Slices at a place that is known when they run, as `lax.dynamic_slice` and `lax.dynamic_update_slice`.
+"""Slices at a place that is known when they run, as `lax.dynamic_slice` and `lax.dynamic_update_slice`, but no place is
+negative.
 
 They have a rule of their own for `vmap`: slices of many arrays at one place are one slice with one more dimension. By
 jax's rule they are gathers and scatters, also where the place is one.
@@ -35,11 +36,11 @@ def with_slice(buffer: Any, part: Any, starts: Sequence[Any]) -> Any:
 
 
 def _slice(buffer: Any, *starts: Any, slice_sizes: Sequence[int]) -> Any:
-    return lax.dynamic_slice(buffer, starts, slice_sizes)
+    return lax.dynamic_slice(buffer, starts, slice_sizes, allow_negative_indices=False)
 
 
 def _update(buffer: Any, part: Any, *starts: Any) -> Any:
-    return lax.dynamic_update_slice(buffer, part, starts)
+    return lax.dynamic_update_slice(buffer, part, starts, allow_negative_indices=False)
 
 
 def _mapped(primitive: Primitive, plain: Callable[..., Any], arrays: int) -> Callable[..., Any]:
