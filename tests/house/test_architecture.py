@@ -283,6 +283,12 @@ def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
     }
 
 
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Of two with one name pytest runs the first, and reports an error that is easily read over."""
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_tests_share_what_is_in_helpers() -> None:
     """Not what is in other tests, which would have to be run, moved and read together with them."""
     tests = {path.stem for path in TESTS.rglob("test_*.py")}
