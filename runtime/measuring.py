@@ -86,8 +86,9 @@ def elementwise_time(mesh: jax.sharding.Mesh, size: int) -> float:
 
 def _per_step(mesh: jax.sharding.Mesh, step: Step, items: int, dtype: jnp.dtype = _FLOAT) -> float:
     """The seconds of one step among steps that wait for each other, from an array of so many items per device."""
+    short = _seconds(mesh, step, max(items, 1), dtype, 1)
     for more in (_FEW, _MANY):
-        short, long = (_seconds(mesh, step, max(items, 1), dtype, count) for count in (1, 1 + more))
+        long = _seconds(mesh, step, max(items, 1), dtype, 1 + more)
         if long > _ENOUGH:
             break
     return max(long - short, 0.0) / more

@@ -41,13 +41,17 @@ def choose(problem: OpProblem) -> Decision:
     best = _best(problem)[1]
     strategy = best.candidate.strategy
     sharded = sharded_factors(problem) if strategy.rule is None else ()
-    gathered = tuple([factor for factor in sharded if factor not in strategy.splittable])
-    return Decision(problem.kind, best.shardings(), gathered, best.inside)
+    return Decision(problem.kind, best.shardings(), gathered_factors(sharded, strategy), best.inside)
 
 
 def sharded_factors(problem: OpProblem) -> tuple[int, ...]:
-    """The factors along which tensors are split. Those along which a strategy cannot run split are gathered."""
+    """The factors along which tensors are split."""
     return tuple([factor for factor, found in enumerate(factor_lists(problem)) if any(found)])
+
+
+def gathered_factors(sharded: Sequence[int], strategy: Strategy) -> tuple[int, ...]:
+    """Those of the factors along which tensors are split that the strategy cannot run split."""
+    return tuple([factor for factor in sharded if factor not in strategy.splittable])
 
 
 def _best(problem: OpProblem) -> Priced:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.fusion import Touched, Touches
 from sdy_jax.lowering.analysis.trip_counts import times_as_often
-from sdy_jax.lowering.candidates.choice import choose, sharded_factors
+from sdy_jax.lowering.candidates.choice import choose, gathered_factors, sharded_factors
 from sdy_jax.lowering.candidates.op_kinds import Kinds
 from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Shardings, Tensor
 from sdy_jax.lowering.costs.cost_model import CostModel
@@ -73,7 +73,7 @@ class Decisions:
         kind, gathered, strategy = planned.kind, planned.gathered, planned.strategy
         if strategy is not None and strategy.rule is None:
             sharded = self._memo.once(("sharded factors", kind, around), lambda: self._sharded_factors(kind, around))
-            gathered = tuple([factor for factor in sharded if factor not in strategy.splittable])
+            gathered = gathered_factors(sharded, strategy)
         return _noted(Decision(kind, planned.shardings, gathered, planned.inside), around)
 
     def _sharded_factors(self, kind: Kind, around: Shardings) -> tuple[int, ...]:

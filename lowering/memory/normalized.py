@@ -28,23 +28,21 @@ def is_normalized(op: Op, is_fused: Callable[[Op], bool], shape: Shape, longest:
         longest: the elements of a row that a kernel has at once, at most.
     """
     count = math.prod(shape(op.results[0]))
-    direct, summed = set[Value](), set[Value]()
-    waiting = [(value, direct) for value in op.operands]
-    seen = set[tuple[Value, bool]]()
+    waiting, seen = [(value, False) for value in op.operands], set[tuple[Value, bool]]()
+    read = set[tuple[Value, bool]]()
     while waiting:
-        value, found = waiting.pop()
-        key = value, found is summed
-        if key in seen:
+        value, is_summed = waiting.pop()
+        if (value, is_summed) in seen:
             continue
-        seen.add(key)
+        seen.add((value, is_summed))
         made = value.defining_op
         if made is not None and is_fused(made):
-            waiting += [(operand, found) for operand in made.operands]
+            waiting += [(operand, is_summed) for operand in made.operands]
         elif made is not None and _is_of_rows(made, shape, longest):
-            waiting.append((made.operands[0], summed))
+            waiting.append((made.operands[0], True))
         elif math.prod(shape(value)) == count:
-            found.add(value)
-    return not direct.isdisjoint(summed)
+            read.add((value, is_summed))
+    return any((value, not is_summed) in read for value, is_summed in read)
 
 
 def _is_of_rows(op: Op, shape: Shape, longest: int) -> bool:
