@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from places import TESTS
+from places import HELPERS, ROOT
 
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
@@ -30,7 +30,7 @@ from sdy_jax.lowering.targets.registry import device_memory
 from sdy_jax.plan.hlo_schedule import overlapped
 from sdy_jax.runtime.devices import network_axes
 
-TARGETS = TESTS.parent / "sdy_jax" / "commands" / "targets"
+TARGETS = ROOT / "sdy_jax" / "commands" / "targets"
 
 needs_libtpu = [
     pytest.mark.slow,
@@ -169,7 +169,7 @@ def test_which_part_of_an_axis_runs_over_slices(slices: list[int], expected: dic
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment.pop("XLA_FLAGS", None)  # libtpu ends the process at flags that it does not know
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600)
@@ -189,7 +189,7 @@ class TestOnTpus:
         ],
     )
     def test_a_training_step_is_compiled_for_a_pod(self, slice_: str, slices: int, mesh: str, devices: int) -> None:
-        done = run(str(TESTS / "pod_programs.py"), slice_, str(slices), mesh)
+        done = run(str(HELPERS / "pod_programs.py"), slice_, str(slices), mesh)
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])
         assert found["devices"] == devices and found["unit"] == "seconds"

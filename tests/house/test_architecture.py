@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -297,3 +298,11 @@ def test_tests_share_what_is_in_helpers() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not tests & set(names), path
+
+
+def test_programs_that_tests_run_are_there() -> None:
+    """Those of slow tests, too, which are seldom run."""
+    folders = {"HELPERS": TESTS / "helpers", "SCRIPTS": ROOT / "scripts", "EXAMPLES": ROOT / "examples"}
+    for path in TESTS.rglob("*.py"):
+        for folder, name in re.findall(rf'\b({"|".join(folders)}) / "([^"]+)"', path.read_text()):
+            assert (folders[folder] / name).exists(), f"{path}: {folder} / {name}"
