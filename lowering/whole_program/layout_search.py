@@ -161,8 +161,8 @@ class LayoutSearch:
         return trial if self.budget.fits(trial) or not self.setting.available else None
 
     def fitting(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
-        """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
-        time; if there are none, and the limit is what devices have, the one that holds least.
+        """Those that keep within the limit, and where the proposal does, by a model of time, send little more, and only
+        to save time; if there are none, and the limit is what devices have, the one that holds least.
 
         Raises:
             MemoryLimitError: there are none, and the limit is stated.

@@ -18,9 +18,9 @@ class MemoryBudget(NamedTuple):
     """What a program may hold.
 
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
-    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send no more than the
-    proposal, where that fits: a model of time says what it saves by that, but not what it costs others on the links.
-    `known`: what a program costs that is known to fit.
+    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send little more than
+    the proposal, where that fits, and only to save time: a model of time says what it saves, but not what it costs
+    others on the links. `known`: what a program costs that is known to fit.
     """
 
     limit: float
@@ -42,7 +42,7 @@ class MemoryBudget(NamedTuple):
         """Whether a trial may be chosen, beside the proposal: it fits, and sends no more than may be."""
         if not self.fits(trial):
             return False
-        return not (self.saves_bytes and self.fits(proposed) and trial.sends_more_than(proposed))
+        return not (self.saves_bytes and self.fits(proposed) and trial.sends_too_much_beside(proposed))
 
     def best(self, trials: Sequence[PartitionedProgram]) -> PartitionedProgram:
         """The trial that costs least beside what is hidden, with a little for what it holds."""

@@ -234,14 +234,14 @@ class _MemorySearch:
             prices = self._raised(prices, trial, steep) if high is None else _between(low, high)
 
     def _send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
-        """The choice at the highest price of work with which no more bytes are sent than by the proposal, and its
-        trial; the last one that was tried, if there is none."""
+        """The choice at the highest price of work with which no more bytes are sent than may be, and its trial; the
+        last one that was tried, if there is none."""
         program, chosen = self._program, best
         for number in range(1, _CHEAPENED + 1):
             program.model.price_work(_CHEAPER**-number)
             chosen = self._choices.improved(chosen)
             trial = self.follow(chosen)
-            if not trial.sends_more_than(self._proposed):
+            if not trial.sends_too_much_beside(self._proposed):
                 break
         return chosen, trial
 

@@ -28,6 +28,7 @@ from sdy_jax.lowering.whole_program import layout_search, memory_search
 from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_search import FEW, ProgramsTried
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.whole_program.use_times import place_uses
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -239,7 +240,7 @@ class Tried:
             cost=cost,
             exposed=cost,
             sending=cost,
-            sends_more_than=lambda _: number in self.talkative,
+            sends_too_much_beside=lambda _: number in self.talkative,
             peak=peak,
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
@@ -305,6 +306,16 @@ def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does
     assert programs_tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
     assert programs_tried.prices[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
     assert len(Tried(monkeypatch, [(10, 5), (4, 5), (5, 5)]).found(limit=5)) == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "exposed", "is_too_much"),
+    [(10, 8, False), (10, 9, False), (10.9, 6.4, False), (10.9, 6.6, True), (11, 9, True), (30, 0.1, True)],
+)
+def test_bytes_are_paid_for_time_alone(sent, exposed, is_too_much):
+    """A tenth more of them for a fifth less of it."""
+    trial, proposed = SimpleNamespace(sent=sent, exposed=exposed), SimpleNamespace(sent=10, exposed=8)
+    assert PartitionedProgram.sends_too_much_beside(trial, proposed) == is_too_much
 
 
 def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
