@@ -6,20 +6,35 @@ sizes. A device that has some of the matrices takes the rows of their groups: th
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.dot import precision, product_strategies, without_padding
-from sdy_jax.lowering.strategies.registry import strategies
+from sdy_jax.lowering.strategies.registry import Shards, Strategy, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding, offset
+from sdy_jax.op_rules.flops import operations_of
 from sdy_jax.op_rules.op_attributes import RaggedDotDimensionNumbers, ragged_dot_dimension_numbers
 from sdy_jax.representation.mesh import Axes, axes_size
+from sdy_jax.representation.rule import OpShardingRule
 
-strategies("chlo.ragged_dot")(product_strategies)
+
+@strategies("chlo.ragged_dot")
+def _ragged_dot_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """As of a product. A row meets one matrix, however many there are; all groups are taken to have as many rows."""
+    whole = operations_of(op) / 2
+
+    def shared(shards: Shards) -> float:
+        return whole / math.prod(shards)
+
+    return [replace(found, operations=shared) for found in product_strategies(op, rule)]
 
 
 @emitter("chlo.ragged_dot")

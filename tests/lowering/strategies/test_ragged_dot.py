@@ -103,3 +103,19 @@ def test_each_device_computes_what_its_experts_get():
     done = sum(work.flops * work.runs.times for work in plan.work)
     assert products / 8 <= done <= 1.05 * products / 8
     assert plan.wire_bytes <= 2 * 7 / 8 * 4 * rows * hidden
+
+
+def test_a_row_meets_one_matrix_however_many_there_are():
+    mesh, rows, d, hidden = AbstractMesh((8,), ("x",)), 131072, 2048, 4096
+    costs = sdy.CostModel.of_machine("v5e", ("x",))
+
+    def time(experts):
+        shapes = ((rows, d), (d, hidden)) if experts is None else ((rows, d), (experts, d, hidden))
+        types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        if experts is not None:
+            types.append(jax.ShapeDtypeStruct((experts,), np.int32))
+        program = sdy.loads(as_op(jnp.matmul if experts is None else lax.ragged_dot, *types))
+        specs = {"in_shardings": (P("x"), *(P(),) * (len(types) - 1)), "out_shardings": P("x")}
+        return sdy.partition(program, mesh=mesh, costs=costs, **specs).plan(*types).time.compute
+
+    assert time(8) == time(32) == time(None)
