@@ -115,6 +115,6 @@ def _own_part(update: jax.Array, dim: int, begin: jax.Array, block: int) -> tupl
 
 @strategies("stablehlo.dynamic_update_slice")
 def _dynamic_update_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """The update is needed whole along dimensions of which it is a part."""
+    """The update is needed whole along dimensions of which it is a part; it is all that is written."""
     operand, update, *_ = rule.factors_of
-    return [Strategy("own_part", pass_through_factors(rule) - (update - operand))]
+    return [Strategy("own_part", pass_through_factors(rule) - (update - operand), work=update)]
