@@ -81,6 +81,15 @@ class Program:
         allowed = self.search.allowed(self.found)
         return self.search.best(allowed) if allowed else self.least
 
+    def of(self, graph: Graph) -> LayoutSearch:
+        """The trials over another form of it; none is worth searching that costs more than the best one that fits."""
+        return self.search.of(graph, self.best.cost if self.fits else math.inf)
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether even the trial that costs least costs more than a program that is known to fit."""
+        return self.search.budget.is_dear(self.cheapest)
+
     def after(self, rewrite: Rewrite) -> tuple[tuple[Rewrite, LayoutPlan | None], ...]:
         """How another form of it is rewritten, made of this one by what its trial says that holds least."""
         return (*self.rewrites, (rewrite, self.least.plan))
@@ -122,7 +131,7 @@ def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     rewrite = Rewrite("loops", price, keeps_named=True)
     found = rewritten(written, rewrite, named)
     if found is not None:
-        yield Program(written.search.of(found[0]), found[1], rewrites=written.after(rewrite))
+        yield Program(written.of(found[0]), found[1], rewrites=written.after(rewrite))
 
 
 def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program]:
@@ -145,8 +154,10 @@ def _holding_less_and_less(written: Program, again: Rewrite, kept: Collection[Ma
         if found is None or found[2] == before:
             return
         rewrite, graph, before = found
-        less = _searched(written.search.of(graph), before, written.after(rewrite))
+        less = _searched(written.of(graph), before, written.after(rewrite))
         yield less
+        if less.is_dear:  # so is what computes more again
+            return
         saving = before.bytes + _MORE * less.too_much
 
 
@@ -155,7 +166,7 @@ def _of_little(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iter
     found = _saving(written, replace(again, in_parts=False), kept, written.too_much)
     if found is not None:
         rewrite, graph, what = found
-        yield _searched(written.search.of(graph), what, written.after(rewrite))
+        yield _searched(written.of(graph), what, written.after(rewrite))
 
 
 def _saving(

@@ -30,43 +30,55 @@ a guard of planning time and memory: tables have the square of that."""
 
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
     """A choice that costs no more than the start, and the start where none was found that costs less."""
-    moves = moves_of(table, atoms)
-    best = _all_at_once(model, start)
+    moves, costs = moves_of(table, atoms), _Costs(model)
+    best = _all_at_once(costs, start)
     choice = best.choice
     if moves and not best.is_least:
-        moved = _moved(model, list(start), moves)
-        choice = moved if _is_cheaper(model, moved, choice) else choice
-    found = improved_locally(model, choice, moves[-len(atoms) :] or [everything()])
-    return found if _is_cheaper(model, found, start) else list(start)
+        moved = _moved(costs, list(start), moves)
+        choice = moved if costs.is_cheaper(moved, choice) else choice
+    found = improved_locally(model, choice, moves[-len(atoms) :] or [everything()], costs.of(choice))
+    return found if costs.is_cheaper(found, start) else list(start)
 
 
-def _all_at_once(model: ProgramModel, start: Sequence[int]) -> Solved:
+class _Costs:
+    """What choices cost, each of which is summed up once."""
+
+    def __init__(self, model: ProgramModel):
+        self.model = model
+        self._known: dict[tuple[int, ...], float] = {}
+
+    def of(self, chosen: Sequence[int]) -> float:
+        key = tuple(chosen)
+        if key not in self._known:
+            self._known[key] = self.model.cost(chosen)
+        return self._known[key]
+
+    def is_cheaper(self, found: Sequence[int], other: Sequence[int]) -> bool:
+        return list(found) != list(other) and self.of(found) < self.of(other) * (1 - LEAST)
+
+
+def _all_at_once(costs: _Costs, start: Sequence[int]) -> Solved:
     """What the solver chooses from all candidates of all nodes, if these are few enough and that costs less; else the
     start."""
-    if max(len(node.candidates) for node in model.nodes) > _MOST_AT_ONCE:
+    if max(len(node.candidates) for node in costs.model.nodes) > _MOST_AT_ONCE:
         return Solved(list(start), is_least=False)
-    found = RestrictedProgram(model, start, everything()).solved()
-    return found if _is_cheaper(model, found.choice, start) else found._replace(choice=list(start))
+    found = RestrictedProgram(costs.model, start, everything()).solved()
+    return found if costs.is_cheaper(found.choice, start) else found._replace(choice=list(start))
 
 
-def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Move]) -> Chosen:
+def _moved(costs: _Costs, start: Chosen, moves: Sequence[Move]) -> Chosen:
     """What the moves lead to, one after the other, until none leads further: all have failed in a row, or all others
     since one did not, which left nothing of its own kind to be found."""
-    best, least, failed, others = start, model.cost(start), 0, len(moves)
+    model, best, failed, others = costs.model, start, 0, len(moves)
     first = {move: RestrictedProgram(model, start, move) for move in moves}
     learn_prices(model, first.values())
     for _, move in zip(range(_MOST_MOVES), cycle(moves)):
         program = first[move] if best is start else RestrictedProgram(model, best, move)
         found = program.solved().choice
-        cost = model.cost(found)
-        if cost < least * (1 - LEAST):
-            best, least, failed, others = found, cost, 0, len(moves) - 1
+        if costs.is_cheaper(found, best):
+            best, failed, others = found, 0, len(moves) - 1
         else:
             failed += 1
         if failed == others:
             break
     return best
-
-
-def _is_cheaper(model: ProgramModel, found: Sequence[int], other: Sequence[int]) -> bool:
-    return list(found) != list(other) and model.cost(found) < model.cost(other) * (1 - LEAST)

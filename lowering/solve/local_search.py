@@ -24,9 +24,10 @@ LEAST = 1e-9
 proposal."""
 
 
-def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> Chosen:
-    """The best of the candidates of each node that some move allows, given the others, until nothing changes."""
-    search = _LocalSearch(model, chosen, nearby)
+def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move], cost: float) -> Chosen:
+    """The best of the candidates of each node that some move allows, given the others, until nothing changes; `cost`:
+    that of the choice."""
+    search = _LocalSearch(model, chosen, nearby, LEAST * cost)
     waiting: Iterable[int] = range(len(model.nodes))
     for _ in range(_ROUNDS):
         changed = [node for node in waiting if search.improve(node)]
@@ -65,27 +66,22 @@ class _LocalSearch:
     """A choice that changes node by node. Invariant: `_taken` counts per value, of those that were asked for, the uses
     in each layout under it."""
 
-    def __init__(self, model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> None:
-        self._model, self._nearby, self.chosen = model, nearby, list(chosen)
-        self._least = LEAST * model.cost(self.chosen)
+    def __init__(self, model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move], least: float) -> None:
+        self._model, self._nearby, self.chosen, self._least = model, nearby, list(chosen), least
         self._near: dict[tuple[int, int], _Near] = {}
         self._taken: dict[int, dict[int, int]] = {}
         self._paid: dict[int, float] = {}
-        """Per value that was asked for, what it costs under the choice, where holding costs nothing."""
+        """Per value that was asked for, what it costs under the choice."""
 
     def improve(self, number: int) -> bool:
         """Gives a node its best candidate; whether that is another one."""
         node, before, near = self._model.nodes[number], self.chosen[number], self._near_of(number)
         if not near.candidates:
             return False
-        if self._model.holding_costs:
-            cost = self._held_cost(number)
-            limit = cost(before) - self._least
-        else:
-            limit = self._cost_now(node, before) - self._least
-            if node.times * near.least >= limit:  # most nodes: what is around them need not be looked at
-                return False
-            cost = self._cost(node, before)
+        limit = self._cost_now(node, before) - self._least
+        if node.times * near.least >= limit:  # most nodes: what is around them need not be looked at
+            return False
+        cost = self._held_cost(number) if self._model.holding_costs else self._cost(node, before)
         best = before
         for candidate in near.candidates:
             if node.times * node.candidates[candidate].cost < limit and (paid := cost(candidate)) < limit:
@@ -115,20 +111,25 @@ class _LocalSearch:
         self.chosen[number] = candidate
 
     def _cost_now(self, node: Node, now: int) -> float:
-        """What a node and the values around it cost, as `_cost` says of its present candidate."""
+        """What a node and the values around it cost with its present candidate."""
         numbers = [number for number in dict.fromkeys(node.values) if number >= 0]
         return node.times * node.candidates[now].cost + sum(map(self._paid_now, numbers))
 
     def _paid_now(self, number: int) -> float:
         """What a value costs."""
         if number not in self._paid:
-            value, paid = self._model.values[number], 0.0
-            if value.maker is not None and value.uses:
-                made = self._model.layout(self.chosen, value.maker)
-                taken = [layout for layout, count in self._counts(number).items() if count]
-                paid = _Beside(value, frozenset(taken), made, (), None).paid(self._model, ())
-            self._paid[number] = paid
+            value = self._model.values[number]
+            held = self._model.holding_costs
+            self._paid[number] = self._model.value_cost(value, self.chosen) if held else self._moved_now(number, value)
         return self._paid[number]
+
+    def _moved_now(self, number: int, value: ModelValue) -> float:
+        """What a value costs where holding costs nothing."""
+        if value.maker is None or not value.uses:
+            return 0.0
+        made = self._model.layout(self.chosen, value.maker)
+        taken = [layout for layout, count in self._counts(number).items() if count]
+        return _Beside(value, frozenset(taken), made, (), None).paid(self._model, ())
 
     def _cost(self, node: Node, now: int) -> Callable[[int], float]:
         """What a node and the values around it cost with each of its candidates, where holding costs nothing."""

@@ -6,7 +6,7 @@ See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -107,6 +107,14 @@ def freed_gaps(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]
         found.add(gap)
         over[slice(*gaps[gap])] -= held[gap[0]].bytes
     return found
+
+
+def live_without(held: Sequence[HeldCopy], freed: Collection[tuple[int, int]], live: PerOp) -> PerOp:
+    """What is live at each op where copies are freed in some of their gaps, about."""
+    left = live.copy()
+    for copy, gap in freed:
+        left[slice(*[*held[copy].gaps()][gap])] -= held[copy].bytes
+    return left
 
 
 def numbered_uses(held: Sequence[HeldCopy], freed: set[tuple[int, int]]) -> Iterator[tuple[PlannedUse, int]]:

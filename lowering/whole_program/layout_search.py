@@ -66,9 +66,9 @@ class LayoutSearch:
         self.proposed = PartitionedProgram(start.proposal, self.setting)
         self.mesh = start.proposal.mesh
 
-    def of(self, graph: Graph) -> LayoutSearch:
-        """The trials over another form of the program."""
-        return LayoutSearch(graph, self.setting, self._border)
+    def of(self, graph: Graph, known: float = math.inf) -> LayoutSearch:
+        """The trials over another form of the program; `known`: what a program costs that is known to fit."""
+        return LayoutSearch(graph, self.setting, self._border, min(self._known, known))
 
     def trial(self, plan: LayoutPlan) -> PartitionedProgram:
         """A copy of the program, partitioned by a plan."""

@@ -38,6 +38,10 @@ class MemoryBudget(NamedTuple):
         """Whether a trial keeps within the limit."""
         return trial.peak.total <= self.limit
 
+    def is_dear(self, trial: PartitionedProgram) -> bool:
+        """Whether a trial costs more than what is known to fit."""
+        return trial.cost > self.known
+
     def allows(self, trial: PartitionedProgram, proposed: PartitionedProgram) -> bool:
         """Whether a trial may be chosen, beside the proposal: it fits, and sends no more than may be."""
         if not self.fits(trial):

@@ -19,7 +19,7 @@ from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.planning_problem import PlanningProblem
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan, PlannedUse
 from sdy_jax.lowering.solve.choices import Choices
-from sdy_jax.lowering.whole_program.held_copies import freed_gaps, held_copies, numbered_uses
+from sdy_jax.lowering.whole_program.held_copies import freed_gaps, held_copies, live_without, numbered_uses
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram, PerOp
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
@@ -143,6 +143,9 @@ class _MemorySearch:
 
     def run(self, best: Chosen) -> Iterator[list[PartitionedProgram]]:
         """The trials that are known after each price of holding, from the best choice on if it costs nothing."""
+        if self._budget.is_dear(cheapest := self._with_copies(best, {})) and not self._budget.fits(cheapest):
+            yield list(self.known.values())  # what holds less costs more
+            return
         trial = self.follow(best)
         if not self._budget.fits(trial):
             yield from (list(self.known.values()) for _ in self._raise_prices(best, trial))
@@ -160,7 +163,8 @@ class _MemorySearch:
         return self._program
 
     def follow(self, chosen: Chosen) -> PartitionedProgram:
-        """The trial by a choice; with copies recomputed, if it does not fit and enough of them can be freed."""
+        """The trial by a choice; with copies recomputed, if it does not fit and enough of them can be freed, or so many
+        that it may hold less than any other trial."""
         trial = self._with_copies(chosen, {})
         if self._budget.fits(trial):
             return trial
@@ -168,7 +172,8 @@ class _MemorySearch:
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
             more = freed_gaps(held, trial.live - self._budget.limit, freed)
-            if more == freed:
+            left = live_without(held, more - freed, trial.live).max(initial=0.0)
+            if more == freed or left > max(self._budget.limit, self._lowest):
                 break
             freed = more
             trial = self._with_copies(chosen, dict(numbered_uses(held, freed)))

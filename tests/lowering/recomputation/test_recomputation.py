@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,12 @@ from partitioned_ops import LINE, PLANE
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.insert.partitioner import Partitioner
+from sdy_jax.lowering.interface.outcomes import Recomputed
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.model.planning_problem import FREE
+from sdy_jax.lowering.proposal.choices import Rewrite
+from sdy_jax.lowering.recomputation import partition
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.min_cut import ops_to_run_again
 from sdy_jax.lowering.recomputation.segments import Segment, can_run_again
@@ -303,3 +307,13 @@ def test_loops_that_read_what_others_left_and_loops_in_loops(stack):
     found, plain = function(*args), step(*args)
     assert function.plan(*args).recomputed is not None
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, plain)
+
+
+@pytest.mark.parametrize(("is_dear", "tries"), [(True, 1), (False, 3)])
+def test_no_more_is_computed_again_where_a_program_costs_more_than_one_that_fits(monkeypatch, is_dear, tries):
+    less = SimpleNamespace(is_dear=is_dear, fits=False, too_much=1.0)
+    written = SimpleNamespace(too_much=1.0, of=lambda graph: None, after=lambda rewrite: ())
+    saved = (Recomputed(bytes=float(n)) for n in itertools.count(1))
+    monkeypatch.setattr(partition, "_saving", lambda *_: (Rewrite("again"), None, next(saved)))
+    monkeypatch.setattr(partition, "_searched", lambda *_: less)
+    assert len(list(partition._holding_less_and_less(written, Rewrite("again"), ()))) == tries

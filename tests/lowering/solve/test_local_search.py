@@ -59,7 +59,7 @@ def test_no_node_alone_can_do_better(seed, holding):
     if holding:
         model.charge_holding([0.25] * 12)
     start = [rng.randrange(5) for _ in model.nodes]
-    found = improved_locally(model, start, [everything()])
+    found = improved_locally(model, start, [everything()], model.cost(start))
     least = model.cost(found)
     assert least <= model.cost(start)
     for node in range(len(model.nodes)):
@@ -71,6 +71,7 @@ def test_nodes_keep_to_the_candidates_that_a_move_allows():
     rng = random.Random(0)
     model = random_model(rng, nodes=12)
     start = [rng.randrange(5) for _ in model.nodes]
-    found = improved_locally(model, start, [Move(lambda layouts: lambda now: layouts[:, -1:] == layouts[now, -1])])
+    only = Move(lambda layouts: lambda now: layouts[:, -1:] == layouts[now, -1])
+    found = improved_locally(model, start, [only], model.cost(start))
     for node, before, now in zip(model.nodes, start, found, strict=True):
         assert node.candidates[before].layouts[-1] == node.candidates[now].layouts[-1]

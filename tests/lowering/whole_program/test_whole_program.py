@@ -218,8 +218,8 @@ class Tried:
         self.program = SimpleNamespace(model=model, start=[0], charge_holding=charge_holding, most_operations=0.0)
         self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
-    def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
-        best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes)
+    def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False, known=math.inf):
+        best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes, known)
         return ProgramsTried(self.choices, best, self.walk((0, {})), room, self.walk)
 
     def found(self, *limits, **more):
@@ -355,6 +355,22 @@ def test_copies_are_made_again_before_holding_has_a_price(monkeypatch):
     search.most = [0, 1, 1, 9, 9, 9, 9, 1, 1, 0]
     assert search.found(limit=7)[1:] == [(80, 9), (81, 7)]
     assert search.prices == [0]
+
+
+def test_copies_stay_where_freeing_them_helps_nothing(monkeypatch):
+    """As much is live elsewhere. Where the program then holds less than any other, it is tried, though nothing fits."""
+    copies, walks = [copy_used_at(2, 7, 2.0)], [(100, 8), (80, 9), (90, 6)]
+    assert Tried(monkeypatch, walks, copies).found(limit=6) == walks
+    search = Tried(monkeypatch, [(100, 9), (80, 9)], copies)
+    search.most = [0, 1, 1, 9, 9, 9, 9, 8, 1, 0]
+    assert search.found(limit=6)[2] == (81, 8)
+
+
+def test_what_costs_more_than_a_program_that_fits_is_tried_at_no_price_of_holding(monkeypatch):
+    walks = [(10, 9), (4, 9), (5, 5)]
+    search = Tried(monkeypatch, walks)
+    assert search.found(limit=5, known=3.0) == walks[:2] and search.prices == [0]
+    assert Tried(monkeypatch, walks).found(limit=5, known=4.5)[-1] == walks[2]
 
 
 def test_prices_are_given_up_where_nothing_holds_less(monkeypatch):
