@@ -1,6 +1,7 @@
 """What is held between a forward and a backward pass is computed again where memory does not suffice."""
 
 import itertools
+import math
 import random
 from types import SimpleNamespace
 
@@ -317,3 +318,14 @@ def test_no_more_is_computed_again_where_a_program_costs_more_than_one_that_fits
     monkeypatch.setattr(partition, "_saving", lambda *_: (Rewrite("again"), None, next(saved)))
     monkeypatch.setattr(partition, "_searched", lambda *_: less)
     assert len(list(partition._holding_less_and_less(written, Rewrite("again"), ()))) == tries
+
+
+@pytest.mark.parametrize(("fitting", "known"), [([], math.inf), ([5.0, 3.0], 3.0)])
+def test_other_forms_of_a_program_know_what_one_costs_that_fits(fitting, known):
+    trials = [SimpleNamespace(cost=cost, peak=SimpleNamespace(total=1.0)) for cost in (2.0, *fitting)]
+    search = SimpleNamespace(
+        allowed=lambda found: found[1:], best=lambda found: found[-1], of=lambda graph, known: (graph, known)
+    )
+    program = partition.Program(search)
+    program.found = trials
+    assert program.of("graph") == ("graph", known)
