@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from sdy_jax.lowering.solve.solver.contraction import contract
 from sdy_jax.lowering.solve.solver.elimination import eliminate, elimination_order
+from sdy_jax.lowering.solve.solver.folding import folded
 from sdy_jax.lowering.solve.solver.graph import CostGraph, graph_of
 from sdy_jax.lowering.solve.solver.problem import Costs, Problem, restricted
 from sdy_jax.lowering.solve.solver.tables import LIMIT, Choices
@@ -37,7 +38,7 @@ bits: ten thousand terms move a total by at most 1e-8 of it; whole numbers of by
 class Solution:
     """A candidate per node, and what they cost in all; infinite where every choice is impossible.
 
-    `bound`: no choice costs less.
+    `bound`: no choice costs less; of a problem that was folded, none that is equal for nodes that are alike.
     """
 
     choice: list[int]
@@ -61,6 +62,7 @@ def solve(
     largest_table: int = LARGEST_TABLE,
     rounds: int = ROUNDS,
     resolution: float = RESOLUTION,
+    folds: bool = False,
 ) -> Solution:
     """The best choice, or a good one with a bound.
 
@@ -71,6 +73,7 @@ def solve(
         largest_table: entries of the largest table up to which what contraction leaves is eliminated exactly.
         rounds: of message passing, where it is not; then the best mixture of the result and the start is returned.
         resolution: costs are rounded to multiples of about this fraction of the start's cost.
+        folds: where a large problem repeats itself, as equal layers do, nodes that are alike have the same choice.
 
     >>> import numpy as np
     >>> problem = Problem([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
@@ -78,6 +81,9 @@ def solve(
     >>> solve(problem)
     Solution(choice=[1, 1], cost=1.0, bound=1.0)
     """
+    if folds and (small := folded(problem, start)) is not None:
+        best = solve(small.problem, small.start, largest_table=largest_table, rounds=rounds, resolution=resolution)
+        return replace(best, choice=small.unfolded(best.choice))
     found = _solve(problem, start, largest_table, rounds, resolution)
     if start is None:
         return found
