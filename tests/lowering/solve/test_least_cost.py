@@ -38,7 +38,9 @@ class Result:
         """That of the solver over all ways."""
         solutions, solve = [], restriction.solve
         with monkeypatch.context() as patch:
-            patch.setattr(restriction, "solve", lambda *args: solutions.append(solve(*args)) or solutions[0])
+            patch.setattr(
+                restriction, "solve", lambda *args, **options: solutions.append(solve(*args, **options)) or solutions[0]
+            )
             RestrictedProgram(self.model, self.start, everything()).solved()
         return solutions[0].bound
 
