@@ -65,11 +65,10 @@ hide what is sent instead. Measured (2026-11, `scripts/bench_models`): an 8B mod
 each trip, not before the loop, takes 0.92 of the time by the model, which then counts what is hidden, and holds 8.3 GiB
 instead of 28.5."""
 
-_MANY = 12_000
-"""Nodes of a program from which on no choices are made to hold less of what fits. Measured (2026-11,
-`scripts/bench_models`): of 32 layers of an 8B model that are no loop, with 24,000 nodes, all plans stayed as they were
-after them, and each takes 8 s along parts of axes: weights are gathered layer by layer anyway where nothing is before a
-loop."""
+_MANY = 1_500_000
+"""Candidates of all nodes from which on no choices are made to hold less of what fits. Measured (2026-11,
+`scripts/bench_models`): 32 layers of an 8B model that are no loop have 85,000 along one axis, where these choices take
+8 s and hold half, and 2,300,000 along two parts of it, where they take 25 s for each of three plans and save nothing."""
 
 _CHEAPER = 4.0
 """By how much the price of work falls from try to try, where its savings are paid for with bytes. Guessed, as
@@ -159,7 +158,7 @@ class _MemorySearch:
         if not self._budget.allows(trial, self._proposed):
             best, trial = self._send_less(best, trial)
         is_full = self._budget.memory and trial.peak.total > _FULL * self._budget.memory
-        if is_full and len(self._program.model.nodes) < _MANY:
+        if is_full and sum(len(node.candidates) for node in self._program.model.nodes) < _MANY:
             self._save(best, trial)
         yield list(self.known.values())
 
