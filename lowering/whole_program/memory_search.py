@@ -68,7 +68,7 @@ instead of 28.5."""
 _MANY = 1_500_000
 """Candidates of all nodes from which on no choices are made to hold less of what fits. Measured (2026-11,
 `scripts/bench_models`): 32 layers of an 8B model that are no loop have 85,000 along one axis, where these choices take
-8 s and hold half, and 2,300,000 along two parts of it, where they take 25 s for each of three plans and save nothing."""
+8 s and save half, and 2,300,000 along two parts of it, where they take 25 s for each of three plans and save none."""
 
 _CHEAPER = 4.0
 """By how much the price of work falls from try to try, where its savings are paid for with bytes. Guessed, as

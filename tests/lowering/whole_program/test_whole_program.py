@@ -208,6 +208,7 @@ class Tried:
         monkeypatch.setattr(memory_search, "place_uses", lambda program, _: self.placed.append(program))
         monkeypatch.setattr(memory_search, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
+            nodes=[],
             cost=lambda c: walks[c[0]][0],
             held=lambda c: walks[c[0]][1],
             charge_each_reshard=lambda _: None,
@@ -327,11 +328,14 @@ def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_
 
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
-    programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
+    walks = [(10, 5), (4, 5), (4.1, 3), (4.1, 3)]
+    programs_tried = Tried(monkeypatch, walks)
     assert programs_tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
     worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
     assert programs_tried.prices[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
     assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
+    monkeypatch.setattr(memory_search, "_MANY", 0)
+    assert Tried(monkeypatch, walks).found(limit=9, memory=10, holding=1.25)[-1] == (4, 5)
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monkeypatch):
