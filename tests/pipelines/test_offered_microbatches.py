@@ -27,7 +27,9 @@ X = np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32)
 SLOW = sdy.CostModel(latency=1e6)
 """Each trip costs a latency: the fewest microbatches take least."""
 BUSY = sdy.CostModel(flop=1e6)
-"""Work alone takes time: stages wait less with more microbatches, and add more gradients."""
+"""Work alone takes time: stages wait less with more microbatches."""
+BOTH = sdy.CostModel(flop=1e6, latency=1e8)
+"""Work and each trip take time: neither the fewest microbatches of a step take least, nor the most."""
 
 
 def layer(w: Any, x: Any) -> Any:
@@ -64,7 +66,7 @@ def assert_trains(step: Any) -> None:
 
 
 @pytest.mark.more("plans of several numbers each")
-@pytest.mark.parametrize(("costs", "best"), [(SLOW, 2), (BUSY, 4)])
+@pytest.mark.parametrize(("costs", "best"), [(SLOW, 2), (BOTH, 4), (BUSY, 8)])
 def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel, best: int) -> None:
     alone = {n: of(trained(n), costs=costs).plan(W, X) for n in OFFERED}
     assert min(alone, key=lambda n: alone[n].time.total) == best
@@ -106,7 +108,7 @@ def test_of_equal_plans_the_first_is_taken() -> None:
 @pytest.mark.more("traces that jax keeps")
 @pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
 def test_traces_that_jax_keeps_are_not_taken_for_another_number(wrapped: Callable[..., Any]) -> None:
-    plan = of(jax.value_and_grad(wrapped(piped(schedule="gpipe"))), costs=BUSY).plan(W, X)
+    plan = of(jax.value_and_grad(wrapped(piped(schedule="gpipe"))), costs=BOTH).plan(W, X)
     assert {*taken(plan)} == {4}
     assert len({each.time for each in plan.record().tried}) == 3
 
@@ -145,7 +147,7 @@ def test_pipelines_of_several_lines_are_tried_in_all_combinations() -> None:
 @pytest.mark.more("auxiliary results")
 def test_shapes_of_auxiliary_results_are_those_of_the_number_taken() -> None:
     with_aux = lambda w, x: (layer(w, x), jnp.sum(x))  # noqa: E731
-    step = of(lambda w, x: sdy.pipeline(with_aux, w, x, microbatches=OFFERED, has_aux=True), costs=BUSY)
+    step = of(lambda w, x: sdy.pipeline(with_aux, w, x, microbatches=OFFERED, has_aux=True), costs=BOTH)
     assert step.eval_shape(W, X)[1].shape == step(W, X)[1].shape == (8, 4)
 
 
@@ -184,8 +186,8 @@ def test_vmap_of_such_pipelines() -> None:
     """Inside of the partitioned function, whose number is the best for all of it, and of one that has its own."""
     xs = np.stack([X, 2 * X])
     wanted = jax.vmap(jax.value_and_grad(scanned), (None, 0))(W, xs)
-    inside = of(jax.vmap(trained([2, 8]), (None, 0)), in_shardings=(P("stage"), P()), costs=BUSY)
-    outside = of(trained([2, 8]), costs=BUSY)
+    inside = of(jax.vmap(trained([2, 8]), (None, 0)), in_shardings=(P("stage"), P()), costs=BOTH)
+    outside = of(trained([2, 8]), costs=BOTH)
     for run in (inside, jax.vmap(outside, (None, 0))):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), run(W, xs), wanted)
     assert [taken(step.plans[0].plan) for step in (inside, outside)] == [[8], [2]]
