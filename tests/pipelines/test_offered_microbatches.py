@@ -24,7 +24,7 @@ MESH = jax.sharding.Mesh(
 )
 W = np.random.default_rng(0).normal(size=(8, WIDTH, WIDTH)).astype(np.float32) / 3
 X = np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32)
-SLOW = sdy.CostModel(latency=1e6)
+SLOW = sdy.CostModel(latency=1e4)
 """Each trip costs a latency: the fewest microbatches take least."""
 BUSY = sdy.CostModel(flop=1e6)
 """Work alone takes time: stages wait less with more microbatches."""
@@ -66,12 +66,10 @@ def assert_trains(step: Any) -> None:
 
 
 @pytest.mark.more("plans of several numbers each")
-@pytest.mark.parametrize(("costs", "few_or_many"), [(SLOW, (2, 4)), (BOTH, (4,)), (BUSY, (4, 8))])
-def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel, few_or_many: Sequence[int]) -> None:
-    """It depends on jax, too: derivatives of newer ones have other ops."""
+@pytest.mark.parametrize(("costs", "best"), [(SLOW, 2), (BOTH, 4)])
+def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel, best: int) -> None:
     alone = {n: of(trained(n), costs=costs).plan(W, X) for n in OFFERED}
-    best = min(alone, key=lambda n: alone[n].time.total)
-    assert best in few_or_many
+    assert min(alone, key=lambda n: alone[n].time.total) == best
     step = of(trained(), costs=costs)
     plan = step.plan(W, X)
     assert plan.mlir() == alone[best].mlir()
