@@ -129,25 +129,30 @@ def _rows() -> Iterator[Row]:
     axes = {"fsdp": 64}
     yield Row("llama-8b-32k fsdp=64 v5e:8x8", LLAMA_8B, _trained(64, 32768), V5E_64, axes, FSDP)  # scores of 64 GiB
     yield from _long("llama-8b-32k", V5E_64, {"fsdp": 16, "seq": 4}, 32768)
+    yield from _long("llama-8b-32k", H100_64, {"fsdp": 16, "seq": 4}, 32768)
     yield from _long("llama-8b-128k", V5E_64, {"fsdp": 8, "seq": 8}, 131072)
     yield from _long("llama-8b-128k", H100_64, {"fsdp": 8, "seq": 8}, 131072)
     long = partial(prefilled, batch=1, sequence=32768)
     yield Row("prefill-32k seq=16,model=16 v5e:16x16", LLAMA_8B, long, V5E_256, {"seq": 16, "model": 16}, SEQUENCE)
     yield Row("prefill-32k seq=8 h100:1x1x8", LLAMA_8B, long, H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"})
     step = partial(decoded, batch=64, sequence=4096)
-    for kind, axes, rules in (
-        ("batch", {"data": 4, "model": 4}, BATCH),
-        ("heads", {"model": 16}, {key: _TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}),
-        ("sequence", {"seq": 4, "model": 4}, CACHE),
+    many = partial(decoded, batch=64, sequence=8192)
+    by_heads = {key: _TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
+    for kind, model, make, chips, axes, rules in (
+        ("batch", LLAMA_8B, step, V5E_16, {"data": 4, "model": 4}, BATCH),
+        ("heads", LLAMA_8B, step, V5E_16, {"model": 16}, by_heads),
+        ("sequence", LLAMA_8B, step, V5E_16, {"seq": 4, "model": 4}, CACHE),
+        ("batch", LLAMA_8B, step, H100_8, {"data": 2, "model": 4}, BATCH),
+        ("heads", LLAMA_70B, many, H100_8, {"data": 1, "model": 8}, BATCH),
+        ("sequence", LLAMA_8B, step, H100_8, {"seq": 2, "model": 4}, CACHE),
     ):
         label = ",".join(f"{axis}={size}" for axis, size in axes.items())
-        yield Row(f"decode-by-{kind} {label} v5e:4x4", LLAMA_8B, step, V5E_16, axes, rules)
-    many = partial(decoded, batch=64, sequence=8192)
-    yield Row("decode-by-heads data=1,model=8 h100:1x1x8", LLAMA_70B, many, H100_8, {"data": 1, "model": 8}, BATCH)
+        yield Row(f"decode-by-{kind} {label} {_short(chips)}", model, make, chips, axes, rules)
     images = partial(trained_on_images, batch=512)
     yield Row("vit-h fsdp=16 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 16}, FSDP)
     yield Row("vit-h fsdp=4,model=4 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
     yield Row("vit-h fsdp=8 h100:1x1x8", VIT_H, images, H100_8, {"fsdp": 8}, FSDP)
+    yield Row("vit-h fsdp=2,model=4 h100:1x1x8", VIT_H, images, H100_8, {"fsdp": 2, "model": 4}, MEGATRON)
     space = partial(denoised, batch=64)
     yield Row("unet data=4,space=4 v5e:4x4", UNET, space, V5E_16, {"data": 4, "space": 4}, SPACE)
     yield Row("unet data=2,space=4 h100:1x1x8", UNET, space, H100_8, {"data": 2, "space": 4}, SPACE)
@@ -155,9 +160,12 @@ def _rows() -> Iterator[Row]:
     yield Row("bert-large fsdp=16 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 16}, FSDP)
     yield Row("bert-large fsdp=4,model=4 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
     yield Row("bert-large fsdp=8 h100:1x1x8", BERT_LARGE, words, H100_8, {"fsdp": 8}, FSDP)
+    yield Row("bert-large fsdp=2,model=4 h100:1x1x8", BERT_LARGE, words, H100_8, {"fsdp": 2, "model": 4}, MEGATRON)
     cells = partial(trained_lstm, batch=512, sequence=128)
     yield Row("lstm fsdp=16 v5e:4x4", LSTM, cells, V5E_16, {"fsdp": 16}, FSDP)
     yield Row("lstm fsdp=4,model=4 v5e:4x4", LSTM, cells, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
+    yield Row("lstm fsdp=8 h100:1x1x8", LSTM, cells, H100_8, {"fsdp": 8}, FSDP)
+    yield Row("lstm fsdp=2,model=4 h100:1x1x8", LSTM, cells, H100_8, {"fsdp": 2, "model": 4}, MEGATRON)
 
 
 ROWS = tuple(_rows())
