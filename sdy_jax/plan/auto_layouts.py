@@ -57,11 +57,13 @@ class Planners:
         unlimited: likewise, whatever memory that takes.
         freed: the best border of a program with a free one, found from the one that is stated; takes what a program
             costs that is known to fit, dearer ones than which need not be found.
+        along_parts: whether programs whose border is stated are planned along parts of axes, which the others are not.
     """
 
     stated: Callable[[Program], Plan]
     unlimited: Callable[[Program], Plan]
     freed: Callable[[Program, FreeBorder, float], Border]
+    along_parts: bool = True
 
 
 def automatic_plan(
@@ -148,7 +150,7 @@ class _Search:
         known, pairs = list(found), list(zip(usual, borders, strict=True))
         likely, others = ([pair for pair in pairs if self._fits(pair[0]) == fits] for fits in (True, False))
         fastest = _time((likely or others)[0][0]) if pairs else 0.0
-        if self._least_time(known) < fastest / _APART:  # parts of axes tell
+        if self._planners.along_parts and self._least_time(known) < fastest / _APART:  # parts of axes tell
             close = [pair for pair in likely or others if _time(pair[0]) < fastest * _APART]
             yield from self._first_fitting(close, _MOST_STATED if likely else 1)
             return

@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.ir.tensor_types import shape_and_dtype
@@ -26,6 +27,7 @@ from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.choices import Follow, Keep
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.whole_program.partition import best_border
+from sdy_jax.lowering.whole_program.starting_proposal import is_large
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes
@@ -227,7 +229,7 @@ class _Making:
         coarse = replace(self, whole_axes=True)
         unlimited = replace(coarse, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
         slow = self.given.costs.slow_axes(program.mesh)
-        planners = Planners(self.plan, unlimited.plan, coarse._freed)
+        planners = Planners(self.plan, unlimited.plan, coarse._freed, along_parts=not is_large(Graph(before)))
         return automatic_plan(program, before, planners, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:

@@ -303,9 +303,16 @@ class Tried(NamedTuple):
 def test_usual_layouts_that_may_take_less_by_their_time_are_stated_too(usual, tried):
     search = object.__new__(auto_layouts._Search)
     search._limit, search._problems = 2.0, []
-    search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated))
+    search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated), along_parts=True)
     found = Tried(8, 8)
     assert [plan.takes for plan in search._better_stated(usual, usual, [found])] == tried
+
+
+def test_where_nothing_is_along_parts_slower_usual_layouts_are_not_stated():
+    search = object.__new__(auto_layouts._Search)
+    search._limit, search._problems = 2.0, []
+    search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated), along_parts=False)
+    assert not [*search._better_stated([Tried(9, 9)], [Tried(9, 9)], [Tried(8, 8)])]
 
 
 def routed(weights, x):

@@ -69,6 +69,25 @@ def test_many_parts_of_axes_give_way_to_whole_ones(few_parts, function):
     assert not cut_ops(plan.stages["partitioned"])
 
 
+def test_large_programs_are_planned_along_whole_axes(monkeypatch):
+    monkeypatch.setattr(starting_proposal, "_LARGE", 1)
+    plan = planned(attention, *arguments())
+    assert plan.layouts is not None, "planned op by op"
+    assert not cut_ops(plan.stages["partitioned"])
+
+
+def test_a_coarse_search_does_not_cut_axes_first(monkeypatch):
+    cut, propose = [], starting_proposal._proposed
+    monkeypatch.setattr(
+        starting_proposal,
+        "_proposed",
+        lambda graph, setting: cut.append(setting.cuts is None) or propose(graph, setting),
+    )
+    monkeypatch.setattr(starting_proposal, "_LARGE", 1)
+    planned(attention, *arguments())
+    assert cut and not any(cut)
+
+
 def test_few_parts_of_axes_stay():
     plan = planned(attention, *arguments())
     assert plan.layouts is not None
