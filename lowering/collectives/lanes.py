@@ -13,9 +13,10 @@ last. With a part, and all that is behind it, as one last dimension it never doe
 ways of a ring, in whole lanes, so a part has to be a number of tiles, of two bytes an even one. Where it is not, the
 parts are a dimension of their own. In 8 parts, with the product that makes it, bfloat16[64, 8, 128, 4] along its second
 dimension takes 20.6 us, and 26.5 as it is; [4096, 1024] along its last one 181, not 274; [16, 32, 8, 64] along its
-third 22.5, not 37. Where the last dimension fills lanes, and rows of it the tiles of a part, rows are not moved: [64,
-8, 16, 128] along its second one takes 25 us so, and 39 with all behind it as one (`scripts/bench_collectives`, libtpu
-0.0.51, v5e:4x4).
+third 22.5, not 37. What has up to four rows in front stays a scatter with the parts a dimension of their own and
+nothing joined: float32[4, 64, 64] takes 10.8 us so, and 16.1 with all behind as one. Where the last dimension fills
+lanes, and rows of it the tiles of a part, rows are not moved: [64, 8, 16, 128] along its second one takes 25 us so, and
+39 with all behind it as one (`scripts/bench_collectives`, libtpu 0.0.51, v5e:4x4).
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ LEAST_BYTES = 2**20
 would have made one of several. Measured (2026-11, by the compiler for v5e): scanned layers whose products have 256 KiB
 take 1.01 of the time so."""
 
-LEAST_MOVED = 2**18
-"""What is sent with its dimensions as one at least. Guessed: below, the reshape that XLA copies is dearer than what a
-better form saves."""
+LEAST_MOVED = 2**16
+"""What is sent in another form at least. Measured (2026-11, libtpu 0.0.51, v5e:2x4, `scripts/bench_collectives`): with
+the product that makes it, a sum of 64 to 512 KiB takes 0.6 to 1.1 of its time as it is, and half of the bytes where
+that is an all-reduce; one of 4 to 8 KiB 1.0 to 1.8."""
+
+_COMPACT = SUBLANES // 2
+"""Rows that lie in tiles of fewer sublanes. Measured (2026-11, as above): XLA scatters matrices of 6 rows along their
+columns, and all-reduces those of 4."""
 
 
 def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> bool:
@@ -73,6 +79,8 @@ def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, form
     is_kernel = dim == len(shape) - 1 > 1
     if is_kernel or math.prod(shape) * itemsize < LEAST_MOVED:
         return as_it_is
+    if before <= _COMPACT:
+        return Sent((*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]), dim, is_tiled=False)
     if part % _lanes(itemsize) == 0:
         return Sent((before, parts * part), 1)
     return Sent((before, parts, part), 1, is_tiled=False)

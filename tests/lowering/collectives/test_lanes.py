@@ -79,6 +79,9 @@ SENT = [
     (2, (64, 2560), 1, 8, (64, 8, 320), 1, False),
     (2, (16, 32, 8, 64), 2, 8, (512, 8, 64), 1, False),
     (2, (3, 3, 256, 1024), 3, 8, (3, 3, 256, 1024), 3, True),  # a convolution's kernel
+    (2, (4, 64, 64), 1, 8, (4, 8, 8, 64), 1, False),  # four rows in front are no tile
+    (4, (2, 2, 8, 64, 32), 2, 8, (2, 2, 8, 1, 64, 32), 2, False),
+    (4, (2, 3, 8, 64, 32), 2, 8, (6, 16384), 1, True),
 ]
 
 
@@ -89,8 +92,8 @@ def test_sums_are_scattered_as_they_stay_scatters(itemsize, shape, dim, parts, s
 
 
 def test_small_sums_are_scattered_as_they_are(monkeypatch):
-    assert scattered_as((64, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((64, 2048), 1)
-    assert scattered_as((32, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((32, 8, 64, 4), 1)
+    assert scattered_as((16, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((16, 2048), 1)
+    assert scattered_as((8, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((8, 8, 64, 4), 1)
 
 
 def test_other_devices_scatter_sums_as_they_are():
