@@ -134,6 +134,10 @@ class ProgramModel:
         """The operations that one device performs under a choice."""
         return sum([node.times * node.candidates[c].operations for node, c in zip(self.nodes, chosen, strict=True)])
 
+    def work(self, chosen: Sequence[int]) -> float:
+        """What the operations that have a price cost on one device under a choice."""
+        return sum([node.times * node.candidates[c].work for node, c in zip(self.nodes, chosen, strict=True)])
+
     def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
         """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""
         if value.maker is None:

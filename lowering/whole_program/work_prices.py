@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from sdy_jax.lowering.model.nodes import Chosen
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.choices import Choices
 
 _WORTH = 1 / 16
@@ -20,11 +21,12 @@ the proposal for an 8B model on 256 chips moves whole activations, 0.1 s each on
 gather of a layer had stacks gathered before the loops, which held twice of what a chip has."""
 
 _TRIES = 8
-"""Prices of work that are tried. Guessed, a guard: the price is 4^8 times the first by then, and all work counts."""
+"""Prices of work that are tried. Guessed, a guard: the price is 4^7 times the first by then, or what it has to be."""
 
 _DEARER = 4.0
 """By how much the price of work rises from try to try. Guessed: with less, more tries; with more, bytes are paid for
-work that a lower price would have saved as well."""
+work that a lower price would have saved as well. It rises faster where the last price would be too low for what the
+first choice saves, as by a model of latencies in which work costs next to nothing."""
 
 
 def best_choice(choices: Choices, latency: float = 0.0) -> Chosen:
@@ -34,9 +36,18 @@ def best_choice(choices: Choices, latency: float = 0.0) -> Chosen:
     model, start = program.model, program.start
     worth = _WORTH * model.mean_reshard(start)
     model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
+    dearer = _DEARER
     for number in range(1, _TRIES + 1):
         found = choices.improved(start)
         if model.operations(found) <= program.most_operations:
             return found
-        model.price_work(_DEARER**number)
+        if number == 1:
+            dearer = max(dearer, _worthless_from(model, start, found) ** (1 / (_TRIES - 1)))
+        model.price_work(dearer**number)
     return start
+
+
+def _worthless_from(model: ProgramModel, start: Chosen, found: Chosen) -> float:
+    """The price of work, as a multiple of today's, at which a choice costs as much as that which it is to replace."""
+    more = model.work(found) - model.work(start)
+    return 1 + (model.cost(start) - model.cost(found)) / more if more > 0 else 1.0
