@@ -26,6 +26,7 @@ from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.schedule.marks import erase_marks
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
+from sdy_jax.lowering.whole_program.memory_errors import GivenUp
 from sdy_jax.lowering.whole_program.memory_search import FEW
 from sdy_jax.lowering.whole_program.partition import finished
 from sdy_jax.lowering.whole_program.partition import partition_whole as partition_as_written
@@ -71,6 +72,7 @@ def partition(
     named: Collection[Mark] = (),
     follow: Follow | None = None,
     kept: Keep | None = None,
+    known: float = math.inf,
 ) -> Partitioned:
     """As `partition_whole`. Where the cheapest program does not fit, values that are held between a forward and
     a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
@@ -79,9 +81,12 @@ def partition(
         named: the lines and types of values that are held where anything fits by that.
         follow: gives choices that are known, in place of a search.
         kept: gives those that are known for some ops, which are kept where a program fits so.
+        known: what another program costs that is known to fit. One that does not as it is written is given up if it
+            has to cost more for that; what is found is the same whatever is known.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
+        GivenUp: what would be found is not worth what is known.
     """
     if follow is not None and setting.policy.layouts == "global":
         return _followed(module, setting, named, follow)
@@ -93,7 +98,7 @@ def partition(
         return partition_as_written(module, setting)
     erase_marks(module)
     search = LayoutSearch(prepared(module, setting), setting)
-    program = _best(search, named)
+    program = _best(search, named, known)
     return _finished(module, program, program.search.fitting(program.found))
 
 
@@ -157,10 +162,13 @@ def _rewritten(program: Program, rewrite: Rewrite, named: Collection[Mark]) -> P
     return Program(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
 
 
-def _best(search: LayoutSearch, named: Collection[Mark]) -> Program:
+def _best(search: LayoutSearch, named: Collection[Mark], known: float) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
-    parts, with something that is computed again; and of that, more in parts, as its layouts are others."""
-    written = Program(search, prices=FEW)
+    parts, with something that is computed again; and of that, more in parts, as its layouts are others. `known`: what
+    another program costs that is known to fit."""
+    written = Program(search, prices=FEW, known=known)
+    if not written.fits and written.cheapest.cost > known:
+        raise GivenUp
     tried = [_again(written, named)]
     if not tried[-1].fits:
         tried += _in_parts(written)
@@ -205,6 +213,7 @@ def _in_parts(program: Program) -> Iterator[Program]:
         less = _in_loops(program, graph, chosen, Rewrite("parts", shared=shared, size=size))
         if not less.fits and less.too_much > (1 - _SAVED) * last:
             return
+        less.give_up_if_dear()
         yield less
         if less.fits:
             return
@@ -236,8 +245,8 @@ def _in_loops(program: Program, graph: Graph, chosen: _Chosen, rewrite: Rewrite)
     what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
     for each, cut in chosen:
         run_in_parts(each.group, cut, rule_of)
-    search = program.search.of(erase_dead_code(Graph(graph.module)))
-    return Program(search, program.what, blocked=(*program.blocked, *what), rewrites=program.after(rewrite))
+    search, blocked = program.search.of(erase_dead_code(Graph(graph.module)), program.known), (*program.blocked, *what)
+    return Program(search, program.what, blocked=blocked, rewrites=program.after(rewrite), known=program.known)
 
 
 def _candidates(program: Program, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:

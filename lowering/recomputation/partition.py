@@ -19,6 +19,7 @@ from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark, PricedSegment, priced_loops, priced_segments
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
+from sdy_jax.lowering.whole_program.memory_errors import GivenUp
 from sdy_jax.lowering.whole_program.memory_search import FEW, PRICES
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
@@ -38,13 +39,14 @@ search that is spared where layouts alone will hardly do."""
 @dataclass(eq=False)
 class Program:
     """A program with the trials that were tried at so many prices of holding, what it computes again, what in parts,
-    and how it was rewritten for that."""
+    and how it was rewritten for that; `known`: what another program costs that is known to fit."""
 
     search: LayoutSearch
     what: Recomputed | None = None
     prices: int = PRICES
     blocked: tuple[InParts, ...] = ()
     rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...] = ()
+    known: float = math.inf
 
     @property
     def at_all_prices(self) -> Program:
@@ -82,8 +84,19 @@ class Program:
         return self.search.best(allowed) if allowed else self.least
 
     def of(self, graph: Graph) -> LayoutSearch:
-        """The trials over another form of it; none is worth searching that costs more than the best one that fits."""
-        return self.search.of(graph, self.best.cost if self.fits else math.inf)
+        """The trials over another form of it; none is worth searching that costs more than one that is known to fit."""
+        return self.search.of(graph, self.best.cost if self.fits else self.known)
+
+    def give_up_if_dear(self) -> None:
+        """Ends the search for a form that fits, where this one does for more than is known to do, or does not, though
+        it costs more.
+
+        Raises:
+            GivenUp: as described.
+        """
+        tried = [self.best] if self.fits else [trial for trial in self.found if trial is not self.search.proposed]
+        if any(trial.cost > self.known for trial in tried):
+            raise GivenUp
 
     @property
     def is_dear(self) -> bool:
@@ -110,6 +123,7 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
 
     Raises:
         MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
+        GivenUp: nothing fits as it is written, and what is rewritten costs more than what is known to fit.
     """
     graph = written.search.graph
     if may_mention(graph.module, RUN_AGAIN) and any(is_computed_again(op.mlir.location) for op in graph.ops):
@@ -141,6 +155,8 @@ def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program
         held = kept if keeps_named else frozenset[Mark]()
         again = Rewrite("again", keeps_named=keeps_named)
         for less in chain(_holding_less_and_less(written, again, held), _of_little(written, again, held)):
+            if not written.fits:
+                less.give_up_if_dear()
             yield less
             if less.fits:
                 return
@@ -154,7 +170,7 @@ def _holding_less_and_less(written: Program, again: Rewrite, kept: Collection[Ma
         if found is None or found[2] == before:
             return
         rewrite, graph, before = found
-        less = _searched(written.of(graph), before, written.after(rewrite))
+        less = _searched(written, graph, before, rewrite)
         yield less
         if less.is_dear:  # so is what computes more again
             return
@@ -166,7 +182,7 @@ def _of_little(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iter
     found = _saving(written, replace(again, in_parts=False), kept, written.too_much)
     if found is not None:
         rewrite, graph, what = found
-        yield _searched(written.of(graph), what, written.after(rewrite))
+        yield _searched(written, graph, what, rewrite)
 
 
 def _saving(
@@ -196,10 +212,8 @@ def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[
     return list(priced_segments(copy, prices, written.search.setting.mesh_name, kept, rewrite.in_parts))
 
 
-def _searched(
-    search: LayoutSearch, what: Recomputed, rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...]
-) -> Program:
-    """A program, with trials at all prices where few of them nearly have it fit."""
-    quick = Program(search, what, FEW, rewrites=rewrites)
-    is_near = quick.too_much <= _NEAR * search.limit
+def _searched(written: Program, graph: Graph, what: Recomputed, rewrite: Rewrite) -> Program:
+    """A form of a program, with trials at all prices where few of them nearly have it fit."""
+    quick = Program(written.of(graph), what, FEW, rewrites=written.after(rewrite), known=written.known)
+    is_near = quick.too_much <= _NEAR * quick.search.limit
     return quick.at_all_prices if is_near and not quick.fits else quick

@@ -17,6 +17,10 @@ _LISTED = 5
 """Values that an error lists. Chosen: for a reader."""
 
 
+class GivenUp(Exception):
+    """A program that does not fit as it is written costs more, where it does, than what is known to fit."""
+
+
 def too_large(peak: Peak, limit: float) -> MemoryLimitError:
     """The error for a program that holds more than the limit however it is planned; `peak`: of what holds least."""
     largest = "; ".join(

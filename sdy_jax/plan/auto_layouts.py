@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 
 from jax.extend.mlir import ir
@@ -22,6 +23,7 @@ from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.proposal.free_border import FreeBorder
+from sdy_jax.lowering.whole_program.memory_errors import GivenUp
 from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts, Measured
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import Tell
@@ -53,14 +55,15 @@ class Planners:
     """How programs are planned on the way.
 
     Attributes:
-        stated: plans a program whose border is stated.
+        stated: plans a program whose border is stated; takes what another one costs that is known to fit, and gives up
+            what costs more to have it fit.
         unlimited: likewise, whatever memory that takes.
         freed: the best border of a program with a free one, found from the one that is stated; takes what a program
             costs that is known to fit, dearer ones than which need not be found.
         along_parts: whether programs whose border is stated are planned along parts of axes, which the others are not.
     """
 
-    stated: Callable[[Program], Plan]
+    stated: Callable[[Program, float], Plan]
     unlimited: Callable[[Program], Plan]
     freed: Callable[[Program, FreeBorder, float], Border]
     along_parts: bool = True
@@ -93,6 +96,7 @@ class _Search:
         free = program.automatic_arguments, program.automatic_results
         self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
         self._problems: list[MemoryLimitError] = []
+        self._given_up: list[Program] = []
 
     def run(self, imported: Program, slow: Collection[str]) -> Plan:
         plans, borders = dict[str, Plan](), self._usual(imported, ())
@@ -126,6 +130,8 @@ class _Search:
         starts = borders[:1] if self._weights_come_back and borders else [self._program, *borders[:1]]
         found = [*self._within(lambda start: self._searched(start, known), starts)]
         found += [*self._better_stated(roomy, borders, found)]
+        if not any(map(self._fits, found)):  # what was known is only known along whole axes
+            found += [*self._within(self._planned, self._given_up)]
         if not found:
             raise min(self._problems, key=lambda problem: problem.least)
         return min(found, key=self._rank)
@@ -138,7 +144,15 @@ class _Search:
 
     def _searched(self, start: Program, known: float) -> Plan:
         """The plan with the border that is found from a stated one; `known`: what a plan costs that fits."""
-        return self._planners.stated(self._stated(self._planners.freed(start, self._free_border(), known)))
+        return self._planned(self._stated(self._planners.freed(start, self._free_border(), known)), known)
+
+    def _planned(self, program: Program, known: float = math.inf) -> Plan:
+        """The plan of a program with a stated border; one that is given up is remembered."""
+        try:
+            return self._planners.stated(program, known)
+        except GivenUp:
+            self._given_up.append(program)
+            raise
 
     def _better_stated(
         self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
@@ -155,16 +169,24 @@ class _Search:
             yield from self._first_fitting(close, _MOST_STATED if likely else 1)
             return
         faster = takewhile(lambda pair: _time(pair[0]) < self._least_time(known), likely)
-        for stated in self._first_fitting(faster, _MOST_STATED):
+        for stated in self._first_fitting(faster, _MOST_STATED, lambda plan: self._worth(plan, known)):
             known.append(stated)
             yield stated
         if math.isinf(self._least_time(known)):
             yield from self._first_fitting(others, 1)
 
-    def _first_fitting(self, usual: Iterable[tuple[Plan, Program]], most: int) -> Iterator[Plan]:
-        """The plans with usual borders, in order, up to so many that fit."""
-        for _, border in usual:
-            for stated in self._within(self._planners.stated, [border]):
+    def _worth(self, usual: Plan, known: Sequence[Plan]) -> float:
+        """What a plan with a usual border may cost, if it does not fit as it is written, to take less than those that
+        are known, where as much is hidden as along whole axes; nothing where it promises little."""
+        least, promised = self._least_time(known), _time(usual)
+        return _cost(usual) + least - promised if promised * _APART < least else 0.0
+
+    def _first_fitting(
+        self, usual: Iterable[tuple[Plan, Program]], most: int, worth: Callable[[Plan], float] = lambda _: math.inf
+    ) -> Iterator[Plan]:
+        """The plans with usual borders, in order, up to so many that fit; `worth`: what each may cost for that."""
+        for plan, border in usual:
+            for stated in self._within(partial(self._planned, known=worth(plan)), [border]):
                 yield stated
                 most -= self._fits(stated)
             if not most:
@@ -175,10 +197,13 @@ class _Search:
         return min([_time(plan) for plan in plans if self._fits(plan)], default=math.inf)
 
     def _within(self, planned: Callable[[Program], Plan], programs: Sequence[Program]) -> Iterator[Plan]:
-        """The plans of programs; of those for which the memory is not enough, the problems are kept."""
+        """The plans of programs but for those that are given up; of those for which the memory is not enough, the
+        problems are kept."""
         for program in programs:
             try:
                 yield planned(program)
+            except GivenUp:
+                continue
             except MemoryLimitError as error:
                 self._problems.append(error.with_traceback(None))  # which keeps all that it was raised in
 

@@ -179,8 +179,17 @@ class _Making:
         policy, target = self.given.policy, self.given.target
         return replace(plan, automatic=automatic_layouts(program, plan, {}, limit(policy, target)))
 
-    def plan(self, program: Program, follow: Follow | None = None) -> Plan:
-        """The plan of a program whose border is stated; `follow`: gives choices in place of a search."""
+    def plan(self, program: Program, follow: Follow | None = None, known: float = math.inf) -> Plan:
+        """The plan of a program whose border is stated.
+
+        Args:
+            program: the program.
+            follow: gives choices in place of a search.
+            known: what another program costs that is known to fit.
+
+        Raises:
+            GivenUp: it does not fit as it is written, and costs more where it does.
+        """
         dump = self._dump()
         self.tell("propagation")
         stages, rules = self._propagated(program, dump)
@@ -192,7 +201,7 @@ class _Making:
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
         named = all_marks(program.jaxpr)
-        report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep)
+        report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep, known)
         if report.before is not None:
             stage = "blocked" if report.blocked else "recomputed"
             dump(stage, report.before)
@@ -229,7 +238,11 @@ class _Making:
         coarse = replace(self, whole_axes=True)
         unlimited = replace(coarse, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
         slow = self.given.costs.slow_axes(program.mesh)
-        planners = Planners(self.plan, unlimited.plan, coarse._freed, along_parts=not is_large(Graph(before)))
+
+        def stated(program: Program, known: float) -> Plan:
+            return self.plan(program, known=known)
+
+        planners = Planners(stated, unlimited.plan, coarse._freed, along_parts=not is_large(Graph(before)))
         return automatic_plan(program, before, planners, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:

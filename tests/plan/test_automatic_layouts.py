@@ -1,6 +1,8 @@
 """`AUTO`: layouts of arguments and results that the planner chooses."""
 
+import math
 import pickle
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.targets import target
+from sdy_jax.lowering.whole_program.memory_errors import GivenUp
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan import auto_layouts, build
 from sdy_jax.plan.border.border_specs import pasted
@@ -228,9 +231,9 @@ def test_usual_layouts_that_do_not_fit_are_not_planned_again_where_another_one_d
     """All of them hold more than the limit, and cost less than what is found within it."""
     args, limits, plan_of = arguments(batch=16, width=64), [], build._Making.plan
 
-    def counted(self, program):
+    def counted(self, program, *more, **known):
         limits.append(self.given.policy.memory)
-        return plan_of(self, program)
+        return plan_of(self, program, *more, **known)
 
     monkeypatch.setattr(build._Making, "plan", counted)
     auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=222_000)
@@ -287,6 +290,10 @@ class Tried(NamedTuple):
     def memory(self):
         return SimpleNamespace(peak=self.peak)
 
+    @property
+    def layouts(self):
+        return SimpleNamespace(cost=self.cost)
+
 
 @pytest.mark.parametrize(
     ("usual", "tried"),
@@ -301,18 +308,42 @@ class Tried(NamedTuple):
     ],
 )
 def test_usual_layouts_that_may_take_less_by_their_time_are_stated_too(usual, tried):
-    search = object.__new__(auto_layouts._Search)
-    search._limit, search._problems = 2.0, []
-    search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated), along_parts=True)
+    search = search_with(lambda quick, _: Tried(quick.cost, quick.stated))
     found = Tried(8, 8)
     assert [plan.takes for plan in search._better_stated(usual, usual, [found])] == tried
 
 
-def test_where_nothing_is_along_parts_slower_usual_layouts_are_not_stated():
+def search_with(stated, along_parts=True):
     search = object.__new__(auto_layouts._Search)
-    search._limit, search._problems = 2.0, []
-    search._planners = SimpleNamespace(stated=lambda quick: Tried(quick.cost, quick.stated), along_parts=False)
+    search._limit, search._problems, search._given_up = 2.0, [], []
+    search._planners = SimpleNamespace(stated=stated, along_parts=along_parts)
+    return search
+
+
+def test_where_nothing_is_along_parts_slower_usual_layouts_are_not_stated():
+    search = search_with(lambda quick, _: Tried(quick.cost, quick.stated), along_parts=False)
     assert not [*search._better_stated([Tried(9, 9)], [Tried(9, 9)], [Tried(8, 8)])]
+
+
+def test_a_usual_layout_may_cost_what_it_promises_to_save_where_it_has_to_be_rewritten_to_fit():
+    known = []
+    search = search_with(lambda quick, cost: known.append(cost) or Tried(quick.cost, quick.stated))
+    usual = [Tried(9, 5, stated=7), Tried(9, 6, stated=7), Tried(9, 6.9, stated=9)]
+    assert len([*search._better_stated(usual, usual, [])]) == 3
+    assert known == [math.inf, 9 + 7 - 6, 0.0]  # nothing is known; what it takes; it promises little
+    assert [*search._better_stated(usual, usual, [Tried(8, 5.5)])] == [Tried(9, 7)]
+    assert known[3:] == [9 + 5.5 - 5]
+
+
+def test_what_was_given_up_is_planned_after_all_where_nothing_else_fits():
+    def stated(quick, known):
+        if known < math.inf:
+            raise GivenUp
+        return Tried(quick.cost, quick.stated, quick.peak)
+
+    search = search_with(stated)
+    assert [*search._within(partial(search._planned, known=9.0), [Tried(8, 8, stated=7)])] == []
+    assert [*search._within(search._planned, search._given_up)] == [Tried(8, 7)]
 
 
 def routed(weights, x):

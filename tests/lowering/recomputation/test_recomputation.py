@@ -16,6 +16,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.blocking import partition as blocking
 from sdy_jax.lowering.insert.partitioner import Partitioner
 from sdy_jax.lowering.interface.outcomes import Recomputed
 from sdy_jax.lowering.interface.setting import Setting
@@ -26,6 +27,9 @@ from sdy_jax.lowering.recomputation import partition
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.min_cut import ops_to_run_again
 from sdy_jax.lowering.recomputation.segments import Segment, can_run_again
+from sdy_jax.lowering.whole_program import layout_search
+from sdy_jax.lowering.whole_program.memory_errors import GivenUp
+from sdy_jax.plan import build
 from sdy_jax.plan.html.columns import columns
 from sdy_jax.testing import assert_same
 
@@ -329,3 +333,24 @@ def test_other_forms_of_a_program_know_what_one_costs_that_fits(fitting, known):
     program = partition.Program(search)
     program.found = trials
     assert program.of("graph") == ("graph", known)
+
+
+@pytest.mark.more("what AUTO knows of other layouts")
+def test_what_has_to_be_rewritten_is_given_up_where_another_program_costs_less(monkeypatch):
+    args, step, forms = arguments(), step_of(scanned, layer), []
+    search = layout_search.LayoutSearch.__init__
+    monkeypatch.setattr(layout_search.LayoutSearch, "__init__", lambda *a, **k: forms.append(1) or search(*a, **k))
+
+    def planned(known):
+        monkeypatch.setattr(build, "partition", lambda *asked: blocking.partition(*asked[:-1], known))
+        forms.clear()
+        return sdy.partition(step, **options(), memory="360KiB").plan(*args), len(forms)
+
+    plan, tried = planned(math.inf)
+    assert plan.recomputed is not None
+    other, as_many = planned(1.001 * plan.layouts.cost)
+    assert other.mlir() == plan.mlir() and as_many == tried
+    for known, most in (0.0, 1), (0.99 * plan.layouts.cost, tried):
+        with pytest.raises(GivenUp):
+            planned(known)
+        assert len(forms) <= most
