@@ -188,4 +188,5 @@ class _Loader:
         possible = np.isfinite(values) & (values <= self._most)
         units = np.where(possible, values / self._unit, 0.0)
         whole = np.rint(units)
+        self.pool.has_impossible |= not possible.all()
         return np.where(possible, whole, IMPOSSIBLE), float((whole - units).max(initial=0.0))

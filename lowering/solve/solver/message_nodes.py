@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sdy_jax.lowering.solve.solver.graph import CostGraph
 from sdy_jax.lowering.solve.solver.problem import Costs, Indices
-from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Pool, Table, least_per_port
-
-MIN = np.minimum.reduce
-"""As the method `min` of arrays, which takes twice as long for short ones."""
+from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, MIN, Pool, Table, least_per_port
 
 
 @dataclass(slots=True)
 class Link:
     """An edge as one of its nodes sees it: its candidates in rows. `sent` goes to the other node; `back` is its link
-    back. `before`: what was sent in the round before, if the other node is an earlier one."""
+    back. `before`: what was sent in the round before, if the other node is an earlier one. `has_impossible`: whether
+    any cost of the graph is."""
 
     other: int
     table: Table
     sent: Costs
     before: Costs
-    back: Link | None = None
+    has_impossible: bool
+    back: Link = field(init=False)
 
     def send(self, costs: Costs) -> float:
         """Sends the least of `costs` plus the edge, per candidate of the other node, with a minimum of 0, which is
         returned."""
-        table = self.table
-        per_port = least_per_port(costs - self.received, table.rows, len(table.core))
-        message = MIN(per_port[:, None] + table.core, axis=0)
+        table, paid = self.table, costs - self.back.sent
+        if table.rows is not None:
+            paid = least_per_port(paid, table.rows, len(table.core))
+        message = MIN(paid[:, None] + table.core)
         least = float(MIN(message))
         message -= least
-        self.sent = table.by_col(np.minimum(message, IMPOSSIBLE, out=message))
+        if self.has_impossible:
+            np.minimum(message, IMPOSSIBLE, out=message)
+        self.sent = message if table.cols is None else message[table.cols]
         return least
 
     def advance(self, momentum: float) -> None:
         """Lets the message go on as it changed in the last round. What became possible or impossible stays."""
-        sent, change = self.sent, self.sent - self.before
-        self.sent = np.where(np.abs(change) < LIMIT, sent + momentum * change, sent) if momentum else sent
+        sent = self.sent
+        if momentum:
+            change = sent - self.before
+            further = sent + momentum * change
+            self.sent = np.where(np.abs(change) < LIMIT, further, sent) if self.has_impossible else further
         self.before = sent
 
     def excess(self, costs: Costs) -> Costs:
         """Per candidate, by how much `costs` and the edge cost more with it than at least, after `send`."""
         least = (self.table.core + least_per_port(-self.sent, self.table.cols, self.table.core.shape[1])).min(axis=1)
-        found: Costs = costs - self.received + self.table.by_row(least)
+        found: Costs = costs - self.back.sent + self.table.by_row(least)
         return found - found.min()
-
-    @property
-    def received(self) -> Costs:
-        assert self.back is not None
-        return self.back.sent
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class MessageNode:
     def gathered(self) -> Costs:
         costs = self.costs
         for link in self.links:
-            costs = costs + link.received
+            costs = costs + link.back.sent
         return costs
 
     def keep(self, pool: Pool, indices: Indices) -> None:
@@ -78,7 +78,6 @@ class MessageNode:
         self.costs, self.kept = self.costs[indices], self.kept[indices]
         choices = pool.choices(indices)
         for link in self.links:
-            assert link.back is not None
             link.table, link.back.sent = pool.rows_of(link.table, choices), link.back.sent[indices]
             link.back.table, link.back.before = pool.turned(link.table), link.back.before[indices]
 
@@ -99,4 +98,4 @@ def message_nodes(graph: CostGraph) -> list[MessageNode]:
 
 def link_of(graph: CostGraph, number: int, other: int) -> Link:
     nothing = np.zeros(len(graph.vectors[other]))
-    return Link(other, graph.tables[number][other], nothing, nothing)
+    return Link(other, graph.tables[number][other], nothing, nothing, graph.pool.has_impossible)

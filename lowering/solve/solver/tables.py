@@ -31,6 +31,9 @@ DENSE = 1 << 10
 (2026-11, `scripts/bench_bytes --only lstm`): with none a step of an LSTM on 2 x 4 is planned in 5.1 s, for 4.1. No
 result depends on it."""
 
+MIN = np.minimum.reduce
+"""As the method `min` of arrays, which takes twice as long for short ones."""
+
 T = TypeVar("T")
 
 
@@ -118,9 +121,11 @@ class Table:
 
 
 class Pool:
-    """All vectors and tables of one solve."""
+    """All vectors and tables of one solve. `has_impossible`: whether any of their costs is; few problems have such, and
+    the others need not look out for them, which took a tenth of the solver's time (2026-11)."""
 
     def __init__(self) -> None:
+        self.has_impossible = False
         self._interned: dict[Hashable, Any] = {}
         self._done: dict[Hashable, Any] = {}
 
@@ -158,12 +163,12 @@ class Pool:
 
     def total(self, a: Vector, b: Vector) -> tuple[Vector, float]:
         """The sum, normalised, and what was subtracted."""
-        return self.once(("total", a, b), lambda: self.normal(_capped(a.values + b.values)))
+        return self.once(("total", a, b), lambda: self.normal(self.capped(a.values + b.values)))
 
     def normal(self, values: Costs) -> tuple[Vector, float]:
         """The vector with a minimum of 0, and what was subtracted."""
         least = float(values.min())
-        return self.vector(_clamped(values - least, values)), least
+        return self.vector(self._clamped(values - least, values)), least
 
     def picked(self, vector: Vector, choices: Choices) -> Vector:
         """The costs of the chosen candidates, as they are."""
@@ -195,7 +200,7 @@ class Pool:
         rows, first_rows = _pairs(a.rows, b.rows, a.shape[0], b.core.shape[0])
         cols, first_cols = _pairs(a.cols, b.cols, a.shape[1], b.core.shape[1])
         core = _at(a, first_rows, first_cols) + _at(b, first_rows, first_cols)
-        return self.table(_capped(core), rows, cols)
+        return self.table(self.capped(core), rows, cols)
 
     def split(self, table: Table) -> tuple[Vector, Vector, Table | None]:
         """What the rows cost in any case, then the columns, and the rest; None where nothing is left."""
@@ -203,12 +208,14 @@ class Pool:
 
     def _split(self, table: Table) -> tuple[Vector, Vector, Table | None]:
         core = table.core
-        rows = core.min(axis=1)
-        rest = _clamped(core - rows[:, None], core)
-        rest[rows >= LIMIT] = 0.0
-        cols = rest.min(axis=0)
-        rest = _clamped(rest - cols, rest)
-        rest[:, cols >= LIMIT] = 0.0
+        rows = MIN(core, axis=1)
+        rest = self._clamped(core - rows[:, None], core)
+        if self.has_impossible:
+            rest[rows >= LIMIT] = 0.0
+        cols = MIN(rest)
+        rest = self._clamped(rest - cols, rest)
+        if self.has_impossible:
+            rest[:, cols >= LIMIT] = 0.0
         left = self.table(rest, table.rows, table.cols) if rest.any() else None
         return self.vector(table.by_row(rows)), self.vector(table.by_col(cols)), left
 
@@ -218,8 +225,8 @@ class Pool:
 
     def _minimised(self, vector: Vector, table: Table) -> Vector:
         own = least_per_port(vector.values, table.rows, len(table.core))
-        least = (own[:, None] + table.core).min(axis=0)
-        return self.vector(np.ascontiguousarray(table.by_col(_capped(least))))
+        least = MIN(own[:, None] + table.core)
+        return self.vector(np.ascontiguousarray(table.by_col(self.capped(least))))
 
     def minimised_out(self, vector: Vector, a: Table, b: Table) -> Table:
         """Per pair of columns of two tables, the least that a common row costs with both."""
@@ -235,20 +242,22 @@ class Pool:
         least = np.empty((len(paid), right.shape[1]))
         for some in parts(len(paid), right.size):
             np.minimum.reduce(paid[some, :, None] + right, axis=1, out=least[some])
-        return self.table(_capped(least), a.cols, b.cols)
+        return self.table(self.capped(least), a.cols, b.cols)
 
     def excess(self, table: Table) -> Costs:
         """Per pair of rows, by how much the first can cost more than the second, over all columns."""
         return self.once(("excess", table), lambda: _excess(table))
 
+    def _clamped(self, lowered: Costs, before: Costs) -> Costs:
+        """The costs after a subtraction, where what was impossible before still is."""
+        return np.where(before >= LIMIT, IMPOSSIBLE, lowered) if self.has_impossible else lowered
 
-def _clamped(lowered: Costs, before: Costs) -> Costs:
-    """The costs after a subtraction, where what was impossible before still is."""
-    return np.where(before >= LIMIT, IMPOSSIBLE, lowered)
-
-
-def _capped(costs: Costs) -> Costs:
-    return np.where(costs >= LIMIT, IMPOSSIBLE, costs)
+    def capped(self, costs: Costs) -> Costs:
+        """The costs, where what reaches the limit is impossible."""
+        if np.maximum.reduce(costs, axis=None) < LIMIT:
+            return costs
+        self.has_impossible = True
+        return np.where(costs >= LIMIT, IMPOSSIBLE, costs)
 
 
 def _ports(table: Table) -> Indices:

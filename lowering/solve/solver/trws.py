@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.lowering.solve.solver.graph import CostGraph
-from sdy_jax.lowering.solve.solver.message_nodes import MIN, MessageNode, message_nodes
+from sdy_jax.lowering.solve.solver.message_nodes import MessageNode, message_nodes
 from sdy_jax.lowering.solve.solver.problem import Costs, Indices
+from sdy_jax.lowering.solve.solver.tables import MIN
 
 GAP = 1e-6
 """The gap between a choice and the bound, relative to the choice, at which passing stops. Guessed: with less, more
@@ -142,7 +143,7 @@ class _Passing:
         puts that off."""
         for node in self._nodes:
             for link in node.links:
-                link.back = None
+                del link.back
 
 
 def _forward(nodes: list[MessageNode]) -> tuple[dict[int, int], float]:
@@ -155,7 +156,7 @@ def _forward(nodes: list[MessageNode]) -> tuple[dict[int, int], float]:
             paid = paid + link.table.column(choice[link.other])
         hoped = paid
         for link in node.later:
-            hoped = hoped + link.received
+            hoped = hoped + link.back.sent
         chosen = int(hoped.argmin())
         choice[node.number] = chosen
         total += float(paid[chosen])
