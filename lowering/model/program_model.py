@@ -150,6 +150,10 @@ class ProgramModel:
         if value.maker is None or not value.uses:
             return 0.0
         made, taken = layouts[value.maker.node][value.maker.slot], [layouts[node][slot] for node, slot in value.uses]
+        return self.paid(value, made, taken)
+
+    def paid(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
+        """As `value_cost`, with the layouts in which the value is made and taken, of which there are some."""
         wanted = frozenset(taken) - {made}
         paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
         return paid + self._held(value, made, taken) if self._held_before else paid

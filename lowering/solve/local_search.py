@@ -55,6 +55,24 @@ class _Beside(NamedTuple):
         return self.value.times * model.spread(self.value.shape, made, wanted) if wanted else 0.0
 
 
+class _HeldBeside(NamedTuple):
+    """As `_Beside`, where holding has a price: `taken` by all uses in their order; `own`: the indices of those of the
+    node, with their slots."""
+
+    value: ModelValue
+    taken: list[int]
+    made: int
+    own: list[tuple[int, int]]
+    maker: int | None
+
+    def paid(self, model: ProgramModel, layouts: Sequence[int]) -> float:
+        """What the value costs if the node has these layouts."""
+        taken = list(self.taken)
+        for index, slot in self.own:
+            taken[index] = layouts[slot]
+        return model.paid(self.value, self.made if self.maker is None else layouts[self.maker], taken)
+
+
 class _Near(NamedTuple):
     """The candidates that a node may change to, and what the cheapest of them costs itself."""
 
@@ -169,16 +187,23 @@ class _LocalSearch:
 
     def _held_cost(self, number: int) -> Callable[[int], float]:
         """As `_cost`, where holding has a price: it depends on when each use is."""
-        model, node = self._model, self._model.nodes[number]
-        values = [model.values[value] for value in dict.fromkeys(node.values) if value >= 0]
+        node, values = self._model.nodes[number], self._model.values
+        beside = [self._held_beside(number, values[value]) for value in dict.fromkeys(node.values) if value >= 0]
+        paid = [each.paid for each in beside if each is not None]
 
         def cost(candidate: int) -> float:
-            chosen = self.chosen[number]
-            self.chosen[number] = candidate
-            paid = node.times * node.candidates[candidate].cost + sum(
-                [model.value_cost(value, self.chosen) for value in values]
-            )
-            self.chosen[number] = chosen
-            return paid
+            layouts = node.candidates[candidate].layouts
+            return node.times * node.candidates[candidate].cost + sum([each(self._model, layouts) for each in paid])
 
         return cost
+
+    def _held_beside(self, number: int, value: ModelValue) -> _HeldBeside | None:
+        """A value around a node; None if it costs nothing."""
+        if value.maker is None or not value.uses:
+            return None
+        made, taken = (
+            self._model.layout(self.chosen, value.maker),
+            [self._model.layout(self.chosen, u) for u in value.uses],
+        )
+        own = [(index, use.slot) for index, use in enumerate(value.uses) if use.node == number]
+        return _HeldBeside(value, taken, made, own, value.maker.slot if value.maker.node == number else None)
