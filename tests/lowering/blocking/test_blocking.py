@@ -415,7 +415,7 @@ def test_more_parts_have_to_hold_less(monkeypatch, held, tried):
 
     def in_loops(*_):
         too_much = next(found)
-        return SimpleNamespace(too_much=too_much, fits=too_much <= 0)
+        return SimpleNamespace(too_much=too_much, fits=too_much <= 0, give_up_if_dear=lambda: None)
 
     monkeypatch.setattr(partition, "_in_loops", in_loops)
     assert [each.too_much for each in partition._in_parts(program)] == tried
