@@ -90,7 +90,7 @@ def _unreductions(problem: ReshardProblem, state: State, shards: int) -> Iterato
 
 def _exchanges(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     """All all_to_alls; the inverse of one is another, so these are the moves of both directions."""
-    singles = []
+    singles = list[_Single]()
     for src, axes in enumerate(state.dims):
         for cut in range(len(axes)):
             if not problem.fits(src, axes[:cut], axes):
@@ -98,14 +98,28 @@ def _exchanges(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
             for tgt, longer in enumerate(state.dims):
                 if tgt != src and problem.fits(tgt, longer, longer + axes[cut:]):
                     singles.append((src, tgt, axes[:cut], axes[cut:]))
-    yield from (_exchange(state, (single,)) for single in singles)
-    for count in range(2, min(MAX_PARAMS, len(state.dims) // 2) + 1):
-        for chosen in combinations(singles, count):
-            if len({dim for src, tgt, *_ in chosen for dim in (src, tgt)}) == 2 * count:
-                yield _exchange(state, chosen)
+    for count in range(1, max(1, min(MAX_PARAMS, len(state.dims) // 2)) + 1):
+        yield from (_exchange(state, chosen) for chosen in _apart(singles, count))
 
 
-def _exchange(state: State, chosen: tuple[tuple[int, int, Atoms, Atoms], ...]) -> ReshardStep:
+_Single = tuple[int, int, Atoms, Atoms]
+"""A dimension that loses atoms, the one that gets them, what the first keeps, and what is moved."""
+
+
+def _apart(singles: Sequence[_Single], count: int, taken: int = 0, first: int = 0) -> Iterator[tuple[_Single, ...]]:
+    """So many of these, from `first` on, between dimensions of their own, none of those in the mask `taken`."""
+    for number in range(first, len(singles)):
+        src, tgt, *_ = single = singles[number]
+        dims = 1 << src | 1 << tgt
+        if dims & taken:
+            continue
+        if count == 1:
+            yield (single,)
+            continue
+        yield from ((single, *others) for others in _apart(singles, count - 1, taken | dims, number + 1))
+
+
+def _exchange(state: State, chosen: Sequence[_Single]) -> ReshardStep:
     dims, group = list(state.dims), 0
     for src, tgt, kept, moved in chosen:
         dims[src] = kept
