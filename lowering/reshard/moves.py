@@ -19,6 +19,9 @@ MAX_PARAMS = 3
 """Pairs of dimensions that one all_to_all may exchange. Guessed, a guard: more never paid in the reshards that were
 sampled, and each multiplies the moves of a state."""
 
+_Single = tuple[int, int, Atoms, Atoms]
+"""A dimension that loses atoms, the one that gets them, what the first keeps, and what is moved."""
+
 
 def moves_from(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     """The steps that lead from `state` to another state."""
@@ -98,12 +101,8 @@ def _exchanges(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
             for tgt, longer in enumerate(state.dims):
                 if tgt != src and problem.fits(tgt, longer, longer + axes[cut:]):
                     singles.append((src, tgt, axes[:cut], axes[cut:]))
-    for count in range(1, max(1, min(MAX_PARAMS, len(state.dims) // 2)) + 1):
+    for count in range(1, min(MAX_PARAMS, len(state.dims) // 2) + 1):
         yield from (_exchange(state, chosen) for chosen in _apart(singles, count))
-
-
-_Single = tuple[int, int, Atoms, Atoms]
-"""A dimension that loses atoms, the one that gets them, what the first keeps, and what is moved."""
 
 
 def _apart(singles: Sequence[_Single], count: int, taken: int = 0, first: int = 0) -> Iterator[tuple[_Single, ...]]:

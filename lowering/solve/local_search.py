@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.nodes import Chosen, ModelValue, Node
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.moves import Move
@@ -99,8 +98,7 @@ class _LocalSearch:
         limit = self._cost_now(node, before) - self._least
         if node.times * near.least >= limit:  # most nodes: what is around them need not be looked at
             return False
-        cost = self._held_cost(number) if self._model.holding_costs else self._cost(node, before)
-        best = before
+        cost, best = self._cost(number), before
         for candidate in near.candidates:
             if node.times * node.candidates[candidate].cost < limit and (paid := cost(candidate)) < limit:
                 best, limit = candidate, paid
@@ -130,8 +128,7 @@ class _LocalSearch:
 
     def _cost_now(self, node: Node, now: int) -> float:
         """What a node and the values around it cost with its present candidate."""
-        numbers = [number for number in dict.fromkeys(node.values) if number >= 0]
-        return node.times * node.candidates[now].cost + sum(map(self._paid_now, numbers))
+        return node.times * node.candidates[now].cost + sum(map(self._paid_now, _values_around(node)))
 
     def _paid_now(self, number: int) -> float:
         """What a value costs."""
@@ -149,10 +146,10 @@ class _LocalSearch:
         taken = [layout for layout, count in self._counts(number).items() if count]
         return _Beside(value, frozenset(taken), made, (), None).paid(self._model, ())
 
-    def _cost(self, node: Node, now: int) -> Callable[[int], float]:
-        """What a node and the values around it cost with each of its candidates, where holding costs nothing."""
-        numbers = [number for number in dict.fromkeys(node.values) if number >= 0]
-        beside = [found for number in numbers if (found := self._beside(node, node.candidates[now], number))]
+    def _cost(self, number: int) -> Callable[[int], float]:
+        """What a node and the values around it cost with each of its candidates."""
+        node, beside_of = self._model.nodes[number], self._held_beside if self._model.holding_costs else self._beside
+        beside = [found for value in _values_around(node) if (found := beside_of(number, value))]
 
         def cost(candidate: int) -> float:
             layouts = node.candidates[candidate].layouts
@@ -162,15 +159,26 @@ class _LocalSearch:
 
         return cost
 
-    def _beside(self, node: Node, now: Candidate, number: int) -> _Beside | None:
+    def _beside(self, node: int, number: int) -> _Beside | None:
         """A value around a node; None if it costs nothing."""
+        value, around = self._model.values[number], self._model.nodes[node]
+        if value.maker is None or not value.uses:
+            return None
+        slots = tuple([slot for slot, taken in enumerate(around.values[: around.takes]) if taken == number])
+        maker = value.maker.slot if value.maker.node == node else None
+        now = around.candidates[self.chosen[node]].layouts
+        taken = self._taken_beside(number, [now[slot] for slot in slots])
+        return _Beside(value, taken, self._model.layout(self.chosen, value.maker), slots, maker)
+
+    def _held_beside(self, node: int, number: int) -> _HeldBeside | None:
+        """As `_beside`, where holding has a price: it depends on when each use is."""
         value = self._model.values[number]
         if value.maker is None or not value.uses:
             return None
-        slots = tuple([slot for slot, taken in enumerate(node.values[: node.takes]) if taken == number])
-        maker = value.maker.slot if self._model.nodes[value.maker.node] is node else None
-        taken = self._taken_beside(number, [now.layouts[slot] for slot in slots])
-        return _Beside(value, taken, self._model.layout(self.chosen, value.maker), slots, maker)
+        taken = [self._model.layout(self.chosen, use) for use in value.uses]
+        own = [(index, use.slot) for index, use in enumerate(value.uses) if use.node == node]
+        maker = value.maker.slot if value.maker.node == node else None
+        return _HeldBeside(value, taken, self._model.layout(self.chosen, value.maker), own, maker)
 
     def _taken_beside(self, number: int, own: Sequence[int]) -> frozenset[int]:
         """The layouts in which a value is taken beside these uses."""
@@ -185,25 +193,7 @@ class _LocalSearch:
                 counts[layout] = counts.get(layout, 0) + 1
         return self._taken[number]
 
-    def _held_cost(self, number: int) -> Callable[[int], float]:
-        """As `_cost`, where holding has a price: it depends on when each use is."""
-        node, values = self._model.nodes[number], self._model.values
-        beside = [self._held_beside(number, values[value]) for value in dict.fromkeys(node.values) if value >= 0]
-        paid = [each.paid for each in beside if each is not None]
 
-        def cost(candidate: int) -> float:
-            layouts = node.candidates[candidate].layouts
-            return node.times * node.candidates[candidate].cost + sum([each(self._model, layouts) for each in paid])
-
-        return cost
-
-    def _held_beside(self, number: int, value: ModelValue) -> _HeldBeside | None:
-        """A value around a node; None if it costs nothing."""
-        if value.maker is None or not value.uses:
-            return None
-        made, taken = (
-            self._model.layout(self.chosen, value.maker),
-            [self._model.layout(self.chosen, u) for u in value.uses],
-        )
-        own = [(index, use.slot) for index, use in enumerate(value.uses) if use.node == number]
-        return _HeldBeside(value, taken, made, own, value.maker.slot if value.maker.node == number else None)
+def _values_around(node: Node) -> list[int]:
+    """The numbers of the values that a node takes and makes, each once."""
+    return [number for number in dict.fromkeys(node.values) if number >= 0]

@@ -27,15 +27,14 @@ class Link:
     def send(self, costs: Costs) -> float:
         """Sends the least of `costs` plus the edge, per candidate of the other node, with a minimum of 0, which is
         returned."""
-        table, paid = self.table, costs - self.back.sent
-        if table.rows is not None:
-            paid = least_per_port(paid, table.rows, len(table.core))
-        message = MIN(paid[:, None] + table.core)
+        table = self.table
+        per_port = least_per_port(costs - self.back.sent, table.rows, len(table.core))
+        message = MIN(per_port[:, None] + table.core)
         least = float(MIN(message))
         message -= least
         if self.has_impossible:
             np.minimum(message, IMPOSSIBLE, out=message)
-        self.sent = message if table.cols is None else message[table.cols]
+        self.sent = table.by_col(message)
         return least
 
     def advance(self, momentum: float) -> None:

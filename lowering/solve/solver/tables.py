@@ -163,7 +163,7 @@ class Pool:
 
     def total(self, a: Vector, b: Vector) -> tuple[Vector, float]:
         """The sum, normalised, and what was subtracted."""
-        return self.once(("total", a, b), lambda: self.normal(self.capped(a.values + b.values)))
+        return self.once(("total", a, b), lambda: self.normal(self._capped(a.values + b.values)))
 
     def normal(self, values: Costs) -> tuple[Vector, float]:
         """The vector with a minimum of 0, and what was subtracted."""
@@ -200,7 +200,7 @@ class Pool:
         rows, first_rows = _pairs(a.rows, b.rows, a.shape[0], b.core.shape[0])
         cols, first_cols = _pairs(a.cols, b.cols, a.shape[1], b.core.shape[1])
         core = _at(a, first_rows, first_cols) + _at(b, first_rows, first_cols)
-        return self.table(self.capped(core), rows, cols)
+        return self.table(self._capped(core), rows, cols)
 
     def split(self, table: Table) -> tuple[Vector, Vector, Table | None]:
         """What the rows cost in any case, then the columns, and the rest; None where nothing is left."""
@@ -226,7 +226,7 @@ class Pool:
     def _minimised(self, vector: Vector, table: Table) -> Vector:
         own = least_per_port(vector.values, table.rows, len(table.core))
         least = MIN(own[:, None] + table.core)
-        return self.vector(np.ascontiguousarray(table.by_col(self.capped(least))))
+        return self.vector(np.ascontiguousarray(table.by_col(self._capped(least))))
 
     def minimised_out(self, vector: Vector, a: Table, b: Table) -> Table:
         """Per pair of columns of two tables, the least that a common row costs with both."""
@@ -242,7 +242,7 @@ class Pool:
         least = np.empty((len(paid), right.shape[1]))
         for some in parts(len(paid), right.size):
             np.minimum.reduce(paid[some, :, None] + right, axis=1, out=least[some])
-        return self.table(self.capped(least), a.cols, b.cols)
+        return self.table(self._capped(least), a.cols, b.cols)
 
     def excess(self, table: Table) -> Costs:
         """Per pair of rows, by how much the first can cost more than the second, over all columns."""
@@ -252,7 +252,7 @@ class Pool:
         """The costs after a subtraction, where what was impossible before still is."""
         return np.where(before >= LIMIT, IMPOSSIBLE, lowered) if self.has_impossible else lowered
 
-    def capped(self, costs: Costs) -> Costs:
+    def _capped(self, costs: Costs) -> Costs:
         """The costs, where what reaches the limit is impossible."""
         if np.maximum.reduce(costs, axis=None) < LIMIT:
             return costs
