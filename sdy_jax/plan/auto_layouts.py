@@ -66,7 +66,7 @@ class Planners:
     stated: Callable[[Program, float], Plan]
     unlimited: Callable[[Program], Plan]
     freed: Callable[[Program, FreeBorder, float], Border]
-    along_parts: bool = True
+    along_parts: bool
 
 
 def automatic_plan(

@@ -174,18 +174,18 @@ class _Making:
         """The plan of a program by choices that are known."""
         follow = Replay(choices)
         if not program.is_automatic:
-            return self.plan(program, follow)
-        plan = self.plan(with_border(program, pinned_border(program, choices)), follow)
+            return self.plan(program, follow=follow)
+        plan = self.plan(with_border(program, pinned_border(program, choices)), follow=follow)
         policy, target = self.given.policy, self.given.target
         return replace(plan, automatic=automatic_layouts(program, plan, {}, limit(policy, target)))
 
-    def plan(self, program: Program, follow: Follow | None = None, known: float = math.inf) -> Plan:
+    def plan(self, program: Program, known: float = math.inf, follow: Follow | None = None) -> Plan:
         """The plan of a program whose border is stated.
 
         Args:
             program: the program.
-            follow: gives choices in place of a search.
             known: what another program costs that is known to fit.
+            follow: gives choices in place of a search.
 
         Raises:
             GivenUp: it does not fit as it is written, and costs more where it does.
@@ -238,11 +238,7 @@ class _Making:
         coarse = replace(self, whole_axes=True)
         unlimited = replace(coarse, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
         slow = self.given.costs.slow_axes(program.mesh)
-
-        def stated(program: Program, known: float) -> Plan:
-            return self.plan(program, known=known)
-
-        planners = Planners(stated, unlimited.plan, coarse._freed, along_parts=not is_large(Graph(before)))
+        planners = Planners(self.plan, unlimited.plan, coarse._freed, along_parts=not is_large(Graph(before)))
         return automatic_plan(program, before, planners, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
