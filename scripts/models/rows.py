@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,6 +46,9 @@ V5E_16, V5E_64, V5E_256, TWO_SLICES = (
 )
 H100_8, H100_64 = ("gpu:h100:1x1x8", 1), ("gpu:h100:1x8x8", 1)
 
+Place = tuple[tuple[str, int], Mapping[str, int], Rules]
+"""Chips, the mesh's axes on them, and what is split along these."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -80,24 +83,25 @@ def _trained(batch: int, sequence: int = 4096) -> Callable[[Any, Layout], Progra
     return partial(trained, batch=batch, sequence=sequence)
 
 
-def _on(name: str, model: Any, per_chip: float, places: tuple[Any, ...]) -> Iterator[Row]:
+def _on(name: str, model: Any, per_chip: float, places: Iterable[Place]) -> Iterator[Row]:
     """A training step on several kinds of chips, with so many sequences per chip."""
-    for chips, axes, rules in places:
-        count = math.prod(axes.values())
-        label = ",".join(f"{axis}={size}" for axis, size in axes.items())
-        make = _trained(max(int(per_chip * count), axes.get("fsdp", 1) * axes.get("slice", 1)))
-        yield Row(f"{name} {label} {_short(chips)}", model, make, chips, axes, rules)
+    for place in places:
+        _, axes, _ = place
+        batch = max(int(per_chip * math.prod(axes.values())), axes.get("fsdp", 1) * axes.get("slice", 1))
+        yield _row(name, model, _trained(batch), place)
 
 
-def _long(name: str, chips: tuple[str, int], axes: Mapping[str, int], sequence: int) -> Iterator[Row]:
+def _long(name: str, chips: tuple[str, int], axes: Mapping[str, int], sequence: int) -> Row:
     """A training step whose sequences are split, one for each group of chips along `seq`."""
+    return _row(name, LLAMA_8B, _trained(axes["fsdp"], sequence), (chips, axes, LONG))
+
+
+def _row(name: str, model: Any, make: Callable[[Any, Layout], Program], place: Place) -> Row:
+    """A program at a place, which is in the row's name."""
+    chips, axes, rules = place
     label = ",".join(f"{axis}={size}" for axis, size in axes.items())
-    yield Row(f"{name} {label} {_short(chips)}", LLAMA_8B, _trained(axes["fsdp"], sequence), chips, axes, LONG)
-
-
-def _short(chips: tuple[str, int]) -> str:
-    name = chips[0].partition(":")[2]
-    return f"{chips[1]}x{name}" if chips[1] > 1 else name
+    kind, count = chips[0].partition(":")[2], f"{chips[1]}x" if chips[1] > 1 else ""
+    return Row(f"{name} {label} {count}{kind}", model, make, chips, axes, rules)
 
 
 _POD = (V5E_256, {"fsdp": 256}, FSDP)
@@ -107,6 +111,12 @@ _QUARTER = (V5E_64, {"fsdp": 64}, FSDP)
 _SERVER = (H100_8, {"fsdp": 8}, FSDP)
 _CLUSTER = (H100_64, {"fsdp": 64}, FSDP)
 _CLUSTER_BY_HEADS = (H100_64, {"fsdp": 8, "model": 8}, MEGATRON)
+_FEW = (
+    (V5E_16, {"fsdp": 16}, FSDP),
+    (V5E_16, {"fsdp": 4, "model": 4}, MEGATRON),
+    _SERVER,
+    (H100_8, {"fsdp": 2, "model": 4}, MEGATRON),
+)
 _unrolled = partial(dataclasses.replace, scanned=False)
 _kept = partial(dataclasses.replace, checkpointed=False)
 
@@ -126,46 +136,32 @@ def _rows() -> Iterator[Row]:
     yield from _on(
         "experts-128-small", SMALL_EXPERTS, 1, ((V5E_256, mixed, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS))
     )
-    axes = {"fsdp": 64}
-    yield Row("llama-8b-32k fsdp=64 v5e:8x8", LLAMA_8B, _trained(64, 32768), V5E_64, axes, FSDP)  # scores of 64 GiB
-    yield from _long("llama-8b-32k", V5E_64, {"fsdp": 16, "seq": 4}, 32768)
-    yield from _long("llama-8b-32k", H100_64, {"fsdp": 16, "seq": 4}, 32768)
-    yield from _long("llama-8b-128k", V5E_64, {"fsdp": 8, "seq": 8}, 131072)
-    yield from _long("llama-8b-128k", H100_64, {"fsdp": 8, "seq": 8}, 131072)
+    yield _row("llama-8b-32k", LLAMA_8B, _trained(64, 32768), _QUARTER)  # scores of 64 GiB
+    yield _long("llama-8b-32k", V5E_64, {"fsdp": 16, "seq": 4}, 32768)
+    yield _long("llama-8b-32k", H100_64, {"fsdp": 16, "seq": 4}, 32768)
+    yield _long("llama-8b-128k", V5E_64, {"fsdp": 8, "seq": 8}, 131072)
+    yield _long("llama-8b-128k", H100_64, {"fsdp": 8, "seq": 8}, 131072)
     long = partial(prefilled, batch=1, sequence=32768)
-    yield Row("prefill-32k seq=16,model=16 v5e:16x16", LLAMA_8B, long, V5E_256, {"seq": 16, "model": 16}, SEQUENCE)
-    yield Row("prefill-32k seq=8 h100:1x1x8", LLAMA_8B, long, H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"})
+    yield _row("prefill-32k", LLAMA_8B, long, (V5E_256, {"seq": 16, "model": 16}, SEQUENCE))
+    yield _row("prefill-32k", LLAMA_8B, long, (H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"}))
     step = partial(decoded, batch=64, sequence=4096)
     many = partial(decoded, batch=64, sequence=8192)
     by_heads = {key: _TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
-    for kind, model, make, chips, axes, rules in (
-        ("batch", LLAMA_8B, step, V5E_16, {"data": 4, "model": 4}, BATCH),
-        ("heads", LLAMA_8B, step, V5E_16, {"model": 16}, by_heads),
-        ("sequence", LLAMA_8B, step, V5E_16, {"seq": 4, "model": 4}, CACHE),
-        ("batch", LLAMA_8B, step, H100_8, {"data": 2, "model": 4}, BATCH),
-        ("heads", LLAMA_70B, many, H100_8, {"data": 1, "model": 8}, BATCH),
-        ("sequence", LLAMA_8B, step, H100_8, {"seq": 2, "model": 4}, CACHE),
-    ):
-        label = ",".join(f"{axis}={size}" for axis, size in axes.items())
-        yield Row(f"decode-by-{kind} {label} {_short(chips)}", model, make, chips, axes, rules)
+    yield _row("decode-by-batch", LLAMA_8B, step, (V5E_16, {"data": 4, "model": 4}, BATCH))
+    yield _row("decode-by-heads", LLAMA_8B, step, (V5E_16, {"model": 16}, by_heads))
+    yield _row("decode-by-sequence", LLAMA_8B, step, (V5E_16, {"seq": 4, "model": 4}, CACHE))
+    yield _row("decode-by-batch", LLAMA_8B, step, (H100_8, {"data": 2, "model": 4}, BATCH))
+    yield _row("decode-by-heads", LLAMA_70B, many, (H100_8, {"data": 1, "model": 8}, BATCH))
+    yield _row("decode-by-sequence", LLAMA_8B, step, (H100_8, {"seq": 2, "model": 4}, CACHE))
     images = partial(trained_on_images, batch=512)
-    yield Row("vit-h fsdp=16 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 16}, FSDP)
-    yield Row("vit-h fsdp=4,model=4 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
-    yield Row("vit-h fsdp=8 h100:1x1x8", VIT_H, images, H100_8, {"fsdp": 8}, FSDP)
-    yield Row("vit-h fsdp=2,model=4 h100:1x1x8", VIT_H, images, H100_8, {"fsdp": 2, "model": 4}, MEGATRON)
+    yield from (_row("vit-h", VIT_H, images, place) for place in _FEW)
     space = partial(denoised, batch=64)
-    yield Row("unet data=4,space=4 v5e:4x4", UNET, space, V5E_16, {"data": 4, "space": 4}, SPACE)
-    yield Row("unet data=2,space=4 h100:1x1x8", UNET, space, H100_8, {"data": 2, "space": 4}, SPACE)
+    yield _row("unet", UNET, space, (V5E_16, {"data": 4, "space": 4}, SPACE))
+    yield _row("unet", UNET, space, (H100_8, {"data": 2, "space": 4}, SPACE))
     words = partial(trained_bert, batch=64, sequence=512)
-    yield Row("bert-large fsdp=16 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 16}, FSDP)
-    yield Row("bert-large fsdp=4,model=4 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
-    yield Row("bert-large fsdp=8 h100:1x1x8", BERT_LARGE, words, H100_8, {"fsdp": 8}, FSDP)
-    yield Row("bert-large fsdp=2,model=4 h100:1x1x8", BERT_LARGE, words, H100_8, {"fsdp": 2, "model": 4}, MEGATRON)
+    yield from (_row("bert-large", BERT_LARGE, words, place) for place in _FEW)
     cells = partial(trained_lstm, batch=512, sequence=128)
-    yield Row("lstm fsdp=16 v5e:4x4", LSTM, cells, V5E_16, {"fsdp": 16}, FSDP)
-    yield Row("lstm fsdp=4,model=4 v5e:4x4", LSTM, cells, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
-    yield Row("lstm fsdp=8 h100:1x1x8", LSTM, cells, H100_8, {"fsdp": 8}, FSDP)
-    yield Row("lstm fsdp=2,model=4 h100:1x1x8", LSTM, cells, H100_8, {"fsdp": 2, "model": 4}, MEGATRON)
+    yield from (_row("lstm", LSTM, cells, place) for place in _FEW)
 
 
 ROWS = tuple(_rows())
