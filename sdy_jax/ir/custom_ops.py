@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.operations import named
+from sdy_jax.ir.stated_work import StatedWork
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -109,16 +110,18 @@ def call_function(
     xs: Sequence[ir.Value],
     rule: OpShardingRule | None = None,
     has_effect: bool = False,
+    work: StatedWork | None = None,
 ) -> list[ir.Value]:
     """Keeps a function as long as the current context, and emits the custom call that stands for it.
 
-    It is split by a rule, or as its target is; one that has an effect is never erased.
+    It is split by a rule, or as its target is; one that has an effect is never erased. `work`: what the whole call
+    performs, where that is known.
 
     Returns:
         The results of the call.
     """
     context = ir.Context.current
-    attributes = {
+    attributes: dict[str, ir.Attribute] = {
         "call_target_name": ir.StringAttr.get(target),
         "backend_config": ir.StringAttr.get(register(op, context)),
         "api_version": ir.Attribute.parse("2 : i32"),
@@ -126,6 +129,8 @@ def call_function(
     }
     if rule is not None:
         attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), context)
+    if work is not None:
+        work.write(attributes)
     return list(ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes).results)
 
 

@@ -1,0 +1,76 @@
+"""The work of calls that nobody looks into: kernels and functions of libraries, as numbers that stand in the module.
+
+What a call computes and what it moves between the device's memory and its cores is stated on its custom call, as a
+dictionary:
+
+    sdy_jax.work = {basis = "its body", bytes = 1.6e7 : f64, efficiency = 6.0e-1 : f64, flops = 3.4e10 : f64}
+
+It is of the whole call, as its operands and results are; a device that runs a block of it performs its share
+(`lowering/strategies/stated_work.py`). No function of the process is asked, so that a module which is read from text
+has the same prices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import SdyError
+from sdy_jax.ir.operations import AnyOp
+
+WORK = "sdy_jax.work"
+"""The attribute of a custom call that states its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedWork:
+    """What a whole call performs.
+
+    Attributes:
+        flops: its floating-point operations; a multiplication with an addition is two.
+        bytes: those that it reads from the device's memory and writes to it; what stays near its cores counts once.
+        efficiency: the share of the peak of arithmetic that such calls reach, above 0; where what it moves takes
+            longer, that decides.
+        basis: where the numbers are from, in words, with what they leave out.
+
+    Raises:
+        SdyError: a number that is negative or not finite, or an efficiency of 0.
+    """
+
+    flops: float
+    bytes: float
+    efficiency: float = 1.0
+    basis: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bytes", "efficiency"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0 or (name == "efficiency" and not value):
+                least = "above 0" if name == "efficiency" else "of at least 0"
+                raise SdyError(f"the work of a call has {name}={value}; expected a finite number {least}")
+
+    @property
+    def operations(self) -> float:
+        """The operations of the cost model that take as long: one is a multiplication with an addition, at peak."""
+        return self.flops / 2 / self.efficiency
+
+    def write(self, attributes: MutableMapping[str, ir.Attribute]) -> None:
+        """States it among the attributes of a custom call, in the current context."""
+        numbers = {name: ir.FloatAttr.get_f64(float(getattr(self, name))) for name in _NUMBERS}
+        attributes[WORK] = ir.DictAttr.get({**numbers, "basis": ir.StringAttr.get(self.basis)})
+
+
+_NUMBERS = ("flops", "bytes", "efficiency")
+
+
+def stated_work(op: AnyOp) -> StatedWork | None:
+    """What a call states of its work; None where it states nothing."""
+    found = op.attributes.get(WORK)
+    if found is None:
+        return None
+    stated = ir.DictAttr(found)
+    numbers = {name: float(ir.FloatAttr(stated[name]).value) for name in _NUMBERS}
+    return StatedWork(**numbers, basis=str(ir.StringAttr(stated["basis"]).value))
