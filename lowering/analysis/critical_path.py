@@ -1,4 +1,4 @@
-"""What has to wait for products of a program, and what products have to wait for.
+"""What has to wait for products and kernels of a program, and what these have to wait for.
 
 Only between the two lies what a scheduler cannot move: what depends on no product can be sent at any time before it is
 needed, and what no product needs at any time after.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.analysis.fusion import is_product
+from sdy_jax.lowering.analysis.fusion import takes_long
 from sdy_jax.op_rules.dataflow import edges_of, is_data_flow
 
 
@@ -27,8 +27,8 @@ class CriticalPath:
 
     @classmethod
     def of_products(cls, graph: Graph) -> CriticalPath:
-        """As of all products and convolutions."""
-        return cls(graph, filter(is_product, graph.ops))
+        """As of all products, convolutions and kernels."""
+        return cls(graph, filter(takes_long, graph.ops))
 
     @property
     def between(self) -> frozenset[Value]:

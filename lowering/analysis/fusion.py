@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
+from sdy_jax.ir.stated_work import WORK
 from sdy_jax.lowering.analysis.free_values import depends_on_no_input
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.lowering.targets.compiler import Fusion
@@ -54,6 +55,20 @@ def _absorbs(op: Op, index: int, fusion: Fusion) -> bool:
 def is_product(op: Op) -> bool:
     """Whether the op is a product of arrays, or a convolution."""
     return op.name not in ELEMENTWISE and _linear(op) is Linear.ONE_FACTOR
+
+
+_GROUPED = frozenset(("chlo.ragged_dot",))
+"""Products whose rows meet one of several matrices."""
+
+
+def is_kernel(op: Op) -> bool:
+    """Whether the op is a call that states its work: it runs by itself, as a product does."""
+    return op.name == "stablehlo.custom_call" and op.attribute(WORK) is not None
+
+
+def takes_long(op: Op) -> bool:
+    """Whether the op is a product of any kind or a kernel: what collectives run beside, and wait for."""
+    return is_product(op) or op.name in _GROUPED or is_kernel(op)
 
 
 def computes(op: Op) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sdy_jax.lowering.analysis.factors import Assignment, is_contiguous
 from sdy_jax.lowering.candidates.assignments import Space, considered_lists, spaces
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
-from sdy_jax.lowering.candidates.op_work import operations_in_shards, work_time
+from sdy_jax.lowering.candidates.op_work import DeviceWork, work_in_shards, work_time
 from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, TensorView, views
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
@@ -84,7 +84,7 @@ class CandidatePrices:
         return [bounded for bounded in found if self._operations(bounded) <= most]
 
     def _operations(self, bounded: BoundedCandidate) -> float:
-        return operations_per_device(self._problem, bounded.candidate)
+        return work_per_device(self._problem, bounded.candidate).operations
 
 
 class _Mode:
@@ -128,7 +128,7 @@ class _Mode:
         problem = self._problem
         candidate = StrategyAssignment(self._strategy, tuple(self._lists.assignment(numbers)), self._partial)
         work, inside = (
-            work_time_of(problem, candidate, operations_per_device(problem, candidate)),
+            work_time_of(problem, candidate, work_per_device(problem, candidate)),
             inside_collectives(problem, candidate),
         )
         bounds = [tensor.bound(numbers) for tensor in self._tensors]
@@ -150,26 +150,26 @@ class _Mode:
         return [numbers for numbers, _ in found]
 
 
-def operations_per_device(problem: OpProblem, candidate: StrategyAssignment) -> float:
-    """The number of operations that one device performs."""
+def work_per_device(problem: OpProblem, candidate: StrategyAssignment) -> DeviceWork:
+    """What one device performs."""
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
-    return operations_in_shards(candidate.strategy, problem.rule, shards)
+    return work_in_shards(candidate.strategy, problem.rule, shards)
 
 
-def work_time_of(problem: OpProblem, candidate: StrategyAssignment, operations: float) -> float:
-    """The time of one device's own work, which are so many operations."""
+def work_time_of(problem: OpProblem, candidate: StrategyAssignment, work: DeviceWork) -> float:
+    """The time of one device's own work."""
     count = len(problem.rule.operand_mappings)
     written = range(count, len(problem.tensors)) if candidate.partial and problem.costs.memory else ()
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
-    return work_time_in_shards(problem, shards, operations, written)
+    return work_time_in_shards(problem, shards, work, written)
 
 
-def work_time_in_shards(problem: OpProblem, shards: Shards, operations: float, written: Sequence[int] = ()) -> float:
+def work_time_in_shards(problem: OpProblem, shards: Shards, work: DeviceWork, written: Sequence[int] = ()) -> float:
     """Likewise, where each factor is in so many shards; `written`: results that are written whatever is said of
     them."""
     tensors = zip(problem.tensors, problem.rule.mappings, strict=True)
     elements = (math.prod(block_shape(tensor.shape, mapping, shards)) for tensor, mapping in tensors)
-    return work_time(problem.kind, operations, elements, problem.costs, written)
+    return work_time(problem.kind, work, elements, problem.costs, written)
 
 
 def inside_collectives(problem: OpProblem, candidate: StrategyAssignment) -> tuple[InsideCollective, ...]:

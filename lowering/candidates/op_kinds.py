@@ -9,7 +9,7 @@ from dataclasses import replace
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.analysis.fusion import Touched
 from sdy_jax.lowering.candidates.op_problem import Kind
-from sdy_jax.lowering.candidates.op_work import operations_in_shards
+from sdy_jax.lowering.candidates.op_work import work_in_shards
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.registry import depends_on_signature_only
@@ -59,14 +59,16 @@ class Kinds:
 def _multiplies(
     rule: OpShardingRule, strategies: Sequence[Strategy], tensors: Sequence[tuple[tuple[int, ...], float]]
 ) -> bool:
-    """Whether an op contracts a dimension that its operands share, or computes with each element of its largest tensor
-    more than once."""
+    """Whether an op contracts a dimension that its operands share, states its work as kernels do, or computes with each
+    element of its largest tensor more than once."""
     if any(sum(any(f in dim for dim in m) for m in rule.operand_mappings) > 1 for f in rule.reduction):
+        return True
+    if any(strategy.traffic is not None for strategy in strategies):
         return True
     if any(strategy.operations is not None or strategy.rule is not None for strategy in strategies):
         return False
     whole = (1,) * len(rule.factor_sizes)
-    least = min([operations_in_shards(strategy, rule, whole) for strategy in strategies], default=0.0)
+    least = min([work_in_shards(strategy, rule, whole).operations for strategy in strategies], default=0.0)
     return least > max([math.prod(shape) for shape, _ in tensors], default=0)
 
 

@@ -20,9 +20,9 @@ from sdy_jax.representation.sharding import TensorSharding
 class Kind:
     """An op without its shardings: ops of one kind have equal decisions under equal shardings.
 
-    `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product or a
-    convolution, or as dear, so that its work may not be repeated. `touched`: what ops of the kind read from memory and
-    write to it, where that has a price. Compared by identity, so that keys are cheap.
+    `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product, a
+    convolution or a kernel, or as dear, so that its work may not be repeated. `touched`: what ops of the kind read from
+    memory and write to it, where that has a price. Compared by identity, so that keys are cheap.
     """
 
     rule: OpShardingRule

@@ -19,13 +19,18 @@ from sdy_jax.representation.sharding import TensorSharding
 
 
 class OpPlacement:
-    """Places the ops of a program, in order. `repeated`: the numbers of those that an op before computes, too."""
+    """Places the ops of a program, in order.
+
+    `repeated`: the numbers of those that an op before computes, too. `taken`: the decisions of those that run in other
+    layouts than were chosen, by number.
+    """
 
     def __init__(self, placement: Placement, setting: Setting, reports: OpReports, layouts: ProposedLayouts):
         self._placement, self._reports, self._layouts = placement, reports, layouts
         self._decisions, self._mesh = Decisions(placement, setting), placement.meshes.base
         self._known = CommonSubexpressions(placement.origin)
         self.repeated: set[int] = set()
+        self.taken: dict[int, Decision] = {}
 
     def place(self, op: Op, number: int, planned: Decision | None, following: Op) -> bool:
         """Places an op, as planned where it is, and says whether the results of an op before stand for its own."""
@@ -58,6 +63,8 @@ class OpPlacement:
             self._layouts.decided[number] = decision
         else:
             self._layouts.fixed[number] = taken.shardings
+            if decision is not None:
+                self.taken[number] = decision._replace(shardings=taken.shardings)
         if decision is not None and decision.gathered:
             self._reports.replication.add(op, decision)
         self._require_operands(op, taken.shardings)

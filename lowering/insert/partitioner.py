@@ -120,7 +120,7 @@ class Partitioner:
     def _work_time(self) -> float:
         """The time of the operations that one device performs, but for those of constants."""
         work, times = 0.0, dict[Block | None, int]()
-        for number, decision in self._layouts.decided.items():
+        for number, decision in (self._layouts.decided | self._ops.taken).items():
             op = self.graph.ops[number]
             if number in self._ops.repeated or all(map(self._placement.is_free, op.results)):
                 continue

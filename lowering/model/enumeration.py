@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sdy_jax.lowering.analysis.factors import canonical, dividing_factors, in_contiguous_blocks
 from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, work_time_in_shards
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
-from sdy_jax.lowering.candidates.op_work import operations_in_shards
+from sdy_jax.lowering.candidates.op_work import work_in_shards
 from sdy_jax.lowering.model.axes_lists import AxesLists, Numbers
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import Shards, Strategy
@@ -158,8 +158,8 @@ class _OfStrategy:
         1.18 of the time by XLA's estimate for v5e (2026-11).
         """
         if shards not in self._work_of:
-            operations = operations_in_shards(self._strategy, self._problem.rule, shards)
-            self._work_of[shards] = operations, work_time_in_shards(self._problem, shards, operations)
+            work = work_in_shards(self._strategy, self._problem.rule, shards)
+            self._work_of[shards] = work.operations, work_time_in_shards(self._problem, shards, work)
         return self._work_of[shards]
 
     def _layouts(self, numbers: Numbers, carried: int) -> tuple[int, ...]:

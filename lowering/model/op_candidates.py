@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.candidates.op_problem import Decision, Kind, OpProblem, Tensor
-from sdy_jax.lowering.candidates.op_work import operations_done, work_time_in
+from sdy_jax.lowering.candidates.op_work import work_done, work_time_in
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.memo import Memo
 from sdy_jax.lowering.model.axes_lists import AxesLists
@@ -85,9 +85,9 @@ class OpCandidates:
 
     def _own_candidate(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Candidate:
         inside = decision.inside
-        operations = operations_done(kind, decision.shardings, self._mesh)
-        work = work_time_in(kind, operations, decision.shardings, self._costs, self._mesh)
-        return Candidate(layouts, work + sum(c.time for c in inside), operations, inside, work=work)
+        done = work_done(kind, decision.shardings, self._mesh)
+        work = work_time_in(kind, done, decision.shardings, self._costs, self._mesh)
+        return Candidate(layouts, work + sum(c.time for c in inside), done.operations, inside, work=work)
 
     def _carried(self, op: Op) -> Iterator[frozenset[int]]:
         """The sets of operands that may be partial sums together, so that the results are."""

@@ -12,7 +12,7 @@ from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.trip_counts import executions
 from sdy_jax.lowering.candidates.op_problem import Decision
-from sdy_jax.lowering.candidates.op_work import operations_done, own_time
+from sdy_jax.lowering.candidates.op_work import own_time, work_done
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.op_rules.dataflow import edges_of
@@ -90,7 +90,7 @@ class ProgramPrices:
         decision = self._decision(op)
         if decision is None:
             return 0.0
-        return operations_done(decision.kind, decision.shardings, self._proposal.mesh) * executions(op).estimate
+        return work_done(decision.kind, decision.shardings, self._proposal.mesh).operations * executions(op).estimate
 
     @cached_property
     def _sent(self) -> dict[ir.Location, float]:

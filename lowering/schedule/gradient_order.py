@@ -28,7 +28,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.critical_path import CriticalPath
-from sdy_jax.lowering.analysis.fusion import computes, is_product, moves
+from sdy_jax.lowering.analysis.fusion import computes, is_kernel, is_product, moves
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.schedule.after_ops import create_after
 from sdy_jax.lowering.schedule.optimizer_updates import Updates
@@ -102,7 +102,8 @@ class _Order:
 
     @cached_property
     def _critical(self) -> CriticalPath:
-        return CriticalPath(self._graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
+        ops = (op for op in self._ops if is_product(op) or is_kernel(op) or is_data_flow(op))
+        return CriticalPath(self._graph, ops)
 
     @cached_property
     def _has_room(self) -> bool:

@@ -25,6 +25,7 @@ Tables, filled by the family modules of this package:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,6 +36,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import CONSTRAINTS
+from sdy_jax.ir.stated_work import StatedWork, stated_work
 from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import Mesh
@@ -71,7 +73,9 @@ class Strategy:
     combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
     by itself. `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for
     all, none of them for ops that only move data. `operations`: what one device performs for the shards of an
-    assignment, where that is no such product. `dividing`: the factors that may be sharded in equal shards only.
+    assignment, where that is no such product. `traffic`: likewise, the bytes that it reads from its memory and writes
+    to it, where these are not its operands and results, each once. `dividing`: the factors that may be sharded in equal
+    shards only.
 
     `rule`: the rule of whose factors all this speaks, where it is not the op's: dimensions that several factors make up
     for propagation may be one to a strategy that communicates along it.
@@ -84,6 +88,7 @@ class Strategy:
     inside: tuple[Inside, ...] = ()
     work: frozenset[int] | None = None
     operations: Callable[[Shards], float] | None = None
+    traffic: Callable[[Shards], float] | None = None
     dividing: frozenset[int] = frozenset()
     rule: OpShardingRule | None = None
 
@@ -295,12 +300,37 @@ def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
     """The strategies for `op`, usually cheapest first; none splits what the op's own rule wants whole."""
     found = STRATEGIES.get(op.key)
     ways = tuple(found(op, rule)) if found else _along_factors(rule)
+    work = stated_work(op) if op.name == "stablehlo.custom_call" else None
+    if work is not None:
+        ways = tuple([_with_work(strategy, work, rule) for strategy in ways])
     own = op.attribute("sdy.sharding_rule")
     whole = _kept_whole(rule, rule_from_attribute(own)) if own is not None else frozenset()
     if not whole:
         return ways
     own_factors = (w for w in ways if w.rule is None)
     return tuple(replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in own_factors)
+
+
+def _with_work(strategy: Strategy, work: StatedWork, rule: OpShardingRule) -> Strategy:
+    """A strategy of a call that states its work: a device performs its share of that."""
+    sizes = (strategy.rule or rule).factor_sizes
+    return replace(strategy, operations=Share(work.operations, sizes), traffic=Share(work.bytes, sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device has of a whole that factors of these sizes share out, in whole elements: the first one's.
+
+    >>> Share(24.0, (3, 8))((2, 4))
+    4.0
+    """
+
+    whole: float
+    sizes: tuple[int, ...]
+
+    def __call__(self, shards: Shards) -> float:
+        split = [(size, count) for size, count in zip(self.sizes, shards, strict=True) if count > 1 and size]
+        return self.whole * math.prod([-(-size // count) / size for size, count in split])
 
 
 def _kept_whole(rule: OpShardingRule, own: OpShardingRule) -> frozenset[int]:

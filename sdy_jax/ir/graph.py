@@ -13,9 +13,10 @@ from typing import Any
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, title_of
+from sdy_jax.ir.custom_ops import OF_FUNCTIONS, title_of
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
+from sdy_jax.ir.stated_work import WORK
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, store_results, stored_results
 from sdy_jax.ir.tensor_types import itemsize, tensor_type
 from sdy_jax.representation.sharding import TensorSharding
@@ -112,8 +113,12 @@ class Op:
 
     @property
     def title(self) -> str:
-        """What users call the op: its own name, or the function that a callback is a call of."""
-        return title_of(self.text("backend_config")) if self.key in (CALLBACK, CALLBACK_ON_BLOCKS) else self.name
+        """What users call the op: its own name, or the function that a callback or a kernel is a call of."""
+        if self.name != "stablehlo.custom_call":
+            return self.name
+        if self.key in OF_FUNCTIONS:
+            return title_of(self.text("backend_config"))
+        return self.name if self.attribute(WORK) is None else self.text("call_target_name")
 
     @property
     def attributes(self) -> dict[str, ir.Attribute]:

@@ -6,7 +6,7 @@ dictionary:
     sdy_jax.work = {basis = "its body", bytes = 1.6e7 : f64, efficiency = 6.0e-1 : f64, flops = 3.4e10 : f64}
 
 It is of the whole call, as its operands and results are; a device that runs a block of it performs its share
-(`lowering/strategies/stated_work.py`). No function of the process is asked, so that a module which is read from text
+(`lowering/strategies/registry.py`). No function of the process is asked, so that a module which is read from text
 has the same prices.
 """
 

@@ -8,6 +8,7 @@ from itertools import count
 
 from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, ROUNDED
 from sdy_jax.ir.graph import Op
+from sdy_jax.ir.stated_work import WORK
 from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, RuleBuilder, result_shape, shape_of
 from sdy_jax.op_rules.linalg import householder_product, library_call, qr, with_batch
 from sdy_jax.op_rules.linearity import Linear, passes_unreduced
@@ -109,8 +110,10 @@ def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
 
 @rule("stablehlo.custom_call", reads_neighbours=True, beyond=True)
 def custom_call_of_libraries(op: Op, conservative: bool) -> OpShardingRule | None:
-    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules."""
-    return custom_call(op, conservative) or library_call(op)
+    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules, and kernels that state
+    their work and no rule, which are whole on every device."""
+    is_whole = op.attribute(WORK) is not None and op.attribute("sdy.sharding_rule") is None
+    return custom_call(op, conservative) or library_call(op) or (_apart(op, NEED_REPLICATION) if is_whole else None)
 
 
 passes_unreduced(ROUNDED, {"sum": Linear.DATA})

@@ -1,4 +1,4 @@
-"""How many operations an op performs on whole tensors, as far as that follows from its shapes.
+"""How many operations an op performs on whole tensors, as far as it states them or they follow from its shapes.
 
 Multiplications and additions count one each, as do comparisons of a sort. Ops that only move data are not in the table,
 nor are those that look up or scatter: they perform none, or as many on each device however their table is split.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.stated_work import stated_work
 from sdy_jax.op_rules.library_work import operations_of_library
 from sdy_jax.op_rules.linalg import cholesky_is_lower, is_householder_product, is_qr, triangular_system
 from sdy_jax.op_rules.op_attributes import (
@@ -27,7 +28,10 @@ OPERATIONS: dict[str, Count] = {}
 
 
 def operations_of(op: Op) -> float:
-    """The operations of one execution of an op; 0 where they are not known."""
+    """The operations of one execution of an op: what a call states, else by its shapes; 0 where they are not known."""
+    work = stated_work(op) if op.name == "stablehlo.custom_call" else None
+    if work is not None:
+        return work.flops
     if op.name in OPERATIONS:
         return OPERATIONS[op.name](op)
     return _size(op.results[0]) if is_elementwise(op) else 0

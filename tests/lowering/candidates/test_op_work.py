@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.candidates.op_work import operations_in_shards
+from sdy_jax.lowering.candidates.op_work import work_in_shards
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.flops import operations_of
@@ -39,7 +39,7 @@ def work_and_flops(name, function, arguments):
         (op,) = (op for op in Graph(module.operation).ops if op.name == name)
         rule = RuleBook().rule_of(op)
         whole = (1,) * len(rule.factor_sizes)
-        return {operations_in_shards(found, rule, whole) for found in strategies_of(op, rule)}, operations_of(op)
+        return {work_in_shards(found, rule, whole).operations for found in strategies_of(op, rule)}, operations_of(op)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -89,6 +89,37 @@ def test_scatters_are_waited_for_on_tpus():
     assert on_gpus.hidden > on_tpus.hidden
 
 
+def kernel(batch, flops, moved):
+    """A kernel on rows, while which the weights of a product are gathered."""
+    x, w = f"tensor<{batch}x{WIDTH}xf32>", f"tensor<{WIDTH}x{WIDTH}xf32>"
+    rows = '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}'
+    rule = f"#sdy.op_sharding_rule<([i, j])->([i, j]) {{i={batch}, j={WIDTH}}} need_replication={{j}}, custom>"
+    work = f'{{basis = "", bytes = {moved:e} : f64, efficiency = 5.0e-1 : f64, flops = {flops:e} : f64}}'
+    return f"""
+    sdy.mesh @mesh = <["x"=8]>
+    func.func @main(%x: {x} {rows}, %v: {w} {rows}) -> ({x} {rows}) {{
+      %a = stablehlo.custom_call @kernel(%x) {{sdy.sharding_rule = {rule}, sdy_jax.work = {work}}} : ({x}) -> {x}
+      %b = stablehlo.dot_general %a, %v, contracting_dims = [1] x [0] : ({x}, {w}) -> {x}
+      return %b : {x}
+    }}"""
+
+
+@pytest.mark.parametrize(("flops", "moved"), [(8e8, 0.0), (8e8, 6e8), (8e13, 0.0), (0.0, 8e11)])
+def test_what_is_gathered_hides_behind_a_kernel(flops, moved):
+    """As long as its share of the work takes, at half of the peak, or of what it reads and writes."""
+    found = report(kernel(8192, flops, moved), "tpu")
+    assert [record.kind for record in found.collectives] == ["all_gather"]
+    share = COSTS.work_time(flops / 8 / 2 / 0.5, moved / 8)
+    assert found.hidden == pytest.approx(min(gather(found), share))
+    assert found.work == pytest.approx(share + product(8192) + 2 * COSTS.product_launch)
+
+
+def test_the_device_with_most_blocks_of_a_kernel_decides():
+    """Nine on eight devices: one has two."""
+    found = report(kernel(9, 9e11, 0.0), "tpu")
+    assert found.work == pytest.approx(COSTS.work_time(2e11 / 2 / 0.5, 0.0), rel=0.01)
+
+
 @pytest.mark.parametrize(("batch", "trips", "is_hidden"), [(1024, 3, False), (1024, 30, True), (8192, 3, True)])
 def test_loops_hide_what_is_sent_around_them(batch, trips, is_hidden):
     found = report(text(batch, trips), "tpu")
