@@ -36,7 +36,8 @@ class Kinds:
                 return None
         signature = op.signature
         touched = self._touches(op) if self._touches is not None else ()
-        key = (signature, op.attribute("sdy.sharding_rule"), rule, touched)
+        unread = tuple([i for i, value in enumerate(op.results) if not value.uses])
+        key = (signature, op.attribute("sdy.sharding_rule"), rule, touched, unread)
         kind = self._by_op.get(key)
         if kind is None:
             rule = rule or self._rules.rule_of(op, signature)

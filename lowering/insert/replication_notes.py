@@ -14,7 +14,7 @@ from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.strategies.registry import WHOLE, strategies_of
+from sdy_jax.lowering.strategies.registry import WHOLE, WHOLE_FACTORS, strategies_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
@@ -98,11 +98,20 @@ class ReplicationNotes:
         whole = WHOLE.get(found.op.key)
         if whole is not None:
             return f"{whole.reason}: {found.name}, {type_}; {self._move(found)}. To send less, {whole.remedy}"
-        texts = [f"cannot be split along {dims} of {found.name}, {type_}", self._move(found)]
+        why = "".join([f", as {reason}" for reason in self._reasons(found)])
+        texts = [f"cannot be split along {dims} of {found.name}, {type_}{why}", self._move(found)]
         same = [axis for axis in found.axes if not _uses(found.decision.shardings, axis)]
         if same:
             texts.append(f"all devices along {listed_axes(same)} compute the same")
         return "; ".join(texts) + self._advice(found)
+
+    def _reasons(self, found: _Operand) -> list[str]:
+        """Why the op cannot be split along the dimensions, where it can tell."""
+        reason = WHOLE_FACTORS.get(found.op.key)
+        if reason is None:
+            return []
+        mapping = found.decision.rule.operand_mappings[found.index]
+        return list(dict.fromkeys(reason(found.op, mapping[dim][0]) for dim in found.dims))
 
     def _move(self, found: _Operand) -> str:
         records = self.placement.ops.records_behind(found.op.mlir.operands[found.index])

@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     elementwise,
     indexing,
     joining,
+    kernel,
     layer_updates,
     linalg,
     manual,

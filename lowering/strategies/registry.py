@@ -13,6 +13,7 @@ Tables, filled by the family modules of this package:
   moves less; of several the first that does.
 * `SETTLED_FOLDS`: as `FOLDS`, once it is settled in which layouts all values are.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
+* `WHOLE_FACTORS`: op -> why a factor of its own rule is whole, where the op can tell.
 * `PART_BY_PART`: the ops that make a part of their results along a pass-through factor as they are, of parts of their
   operands, wherever in the whole these are; each with the attribute, if any, that lists sizes of parts of the first
   operand per dimension.
@@ -189,6 +190,11 @@ class Whole(NamedTuple):
 
 WHOLE: dict[str, Whole] = {}
 
+WholeFunction = Callable[[Op, int], str]
+"""`whole(op, factor)` says why a factor of an op's rule is whole."""
+
+WHOLE_FACTORS: dict[str, WholeFunction] = {}
+
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
     """Registers the strategies of the ops with these names."""
@@ -208,6 +214,11 @@ def open_precision(*names: str) -> Callable[[Callable[[Op], bool]], Callable[[Op
 def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
     """Registers which collectives ops of these names are."""
     return registered(SENT, names, "functions say what is sent")
+
+
+def whole_factors(*names: str) -> Callable[[WholeFunction], WholeFunction]:
+    """Registers why factors of ops of these names are whole."""
+    return registered(WHOLE_FACTORS, names, "functions say why factors are whole")
 
 
 def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:

@@ -10,6 +10,7 @@ from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
     custom_ops,
     custom_partitioning,
     groups,
+    kernels,
     named,
     sharding_rules,
 )

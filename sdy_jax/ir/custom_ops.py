@@ -42,6 +42,15 @@ ROUNDED = "sdy_jax.rounded"
 PARTITIONED = "sdy_jax.custom_partitioning"
 """That of one whose function is asked in which layouts it runs."""
 
+KERNEL = "sdy_jax.kernel"
+"""That of a kernel, which runs on blocks with a grid that is as much shorter."""
+
+SHIFTED = "sdy_jax.shifted"
+"""The attribute of a kernel that lists the factors of which it has to know the first index on a device."""
+
+WHOLE = "sdy_jax.whole"
+"""That which says per factor of its rule why it is whole; empty for those that may be split."""
+
 ASKED = "sdy_jax.asked"
 """The attribute of such an op that runs in other layouts than were chosen: those that were, with which it was asked."""
 
@@ -77,6 +86,28 @@ class CustomOp:
     mesh: AnyMesh | None = None
 
 
+class KernelBlocks(NamedTuple):
+    """The blocks on which a device runs a kernel.
+
+    Attributes:
+        shards: of each factor of its rule.
+        firsts: the device's first index of each factor of which the kernel has to know it, an int32 scalar.
+        results: the shapes of its blocks of results.
+    """
+
+    shards: tuple[int, ...]
+    firsts: Mapping[int, Any]
+    results: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Kernel:
+    """A kernel: `run` takes the blocks' places and the operands' blocks, and returns the results' blocks."""
+
+    title: str
+    run: Callable[..., Sequence[Any]]
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Callback:
     """What calls the host: `run` takes the operands and returns the results as a list.
@@ -96,26 +127,30 @@ class Callback:
     planned: Callable[[str, str, str], None] | None = None
 
 
+Function = CustomOp | Kernel | Callback
+"""What a call may stand for."""
+
 _keys = itertools.count()
-_by_key: WeakValueDictionary[str, CustomOp | Callback] = WeakValueDictionary()
-_of_context: WeakKeyDictionary[ir.Context, dict[str, CustomOp | Callback]] = WeakKeyDictionary()
+_by_key: WeakValueDictionary[str, Function] = WeakValueDictionary()
+_of_context: WeakKeyDictionary[ir.Context, dict[str, Function]] = WeakKeyDictionary()
 """What keeps them: every context with a module that calls them."""
 _lock = threading.Lock()
 
 
 def call_function(
     target: str,
-    op: CustomOp | Callback,
+    op: Function,
     types: Sequence[ir.Type],
     xs: Sequence[ir.Value],
     rule: OpShardingRule | None = None,
     has_effect: bool = False,
     work: StatedWork | None = None,
+    stated: Mapping[str, ir.Attribute] | None = None,
 ) -> list[ir.Value]:
     """Keeps a function as long as the current context, and emits the custom call that stands for it.
 
     It is split by a rule, or as its target is; one that has an effect is never erased. `work`: what the whole call
-    performs, where that is known.
+    performs, where that is known. `stated`: what else its attributes say.
 
     Returns:
         The results of the call.
@@ -126,6 +161,7 @@ def call_function(
         "backend_config": ir.StringAttr.get(register(op, context)),
         "api_version": ir.Attribute.parse("2 : i32"),
         "has_side_effect": ir.BoolAttr.get(has_effect),
+        **(stated or {}),
     }
     if rule is not None:
         attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), context)
@@ -134,7 +170,7 @@ def call_function(
     return list(ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes).results)
 
 
-def register(op: CustomOp | Callback, context: ir.Context) -> str:
+def register(op: Function, context: ir.Context) -> str:
     """Keeps a function as long as a context; returns its key."""
     key = f"{op.title}:{next(_keys)}"
     with _lock:
@@ -143,7 +179,7 @@ def register(op: CustomOp | Callback, context: ir.Context) -> str:
     return key
 
 
-def kept_in(context: ir.Context) -> Collection[CustomOp | Callback]:
+def kept_in(context: ir.Context) -> Collection[Function]:
     """The functions that a context keeps."""
     with _lock:
         return tuple(_of_context.get(context, {}).values())
@@ -173,7 +209,7 @@ def function_of(key: str, context: ir.Context, where: str) -> Any:
     return found
 
 
-OF_FUNCTIONS = (TARGET, PARTITIONED, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED)
+OF_FUNCTIONS = (TARGET, PARTITIONED, KERNEL, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED)
 """The targets of calls whose backend configuration is the key of a function."""
 
 ASKED_ABOUT = (TARGET, PARTITIONED)

@@ -1,0 +1,67 @@
+"""`pallas_call`s: ops whose grids say how they may be split.
+
+A call stays whole in the program, as one op with the rule that its grid has (`kernels/grid_rule.py`); it is not lowered
+before devices run it on their blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.annotate.regions import with_own_widths
+from sdy_jax.annotate.rewriting import Rewriting
+from sdy_jax.annotate.site import Site, emission
+from sdy_jax.ir.custom_ops import KERNEL, SHIFTED, WHOLE, Kernel, KernelBlocks, call_function
+from sdy_jax.jax_internals.pallas import has_side_effects, kernel_compiler, pallas_call_p
+from sdy_jax.kernels.grid_rule import Call, GridRule, grid_rule
+from sdy_jax.kernels.on_blocks import call_on_blocks
+from sdy_jax.runtime.devices import lowering_platform
+
+
+@emission(pallas_call_p)
+def _emit(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters: Any) -> Sequence[ir.Value]:
+    call = Call(parameters)
+    compiler = kernel_compiler(parameters["compiler_params"], lowering_platform(site.jax_mesh))
+    takes_scalars = compiler == "tpu"
+    shapes = [tuple(aval.shape) for aval in ctx.avals_in]
+    found = grid_rule(call, shapes, takes_scalars, takes_offsets=compiler in ("tpu", "triton"))
+    run = with_own_widths(_OnBlocks(call, found, takes_scalars))
+    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
+    stated = {
+        SHIFTED: ir.DenseI64ArrayAttr.get(sorted(found.shifted)),
+        WHOLE: ir.ArrayAttr.get([ir.StringAttr.get(reason) for reason in found.whole]),
+    }
+    op = Kernel(call.title, run)
+    return call_function(KERNEL, op, types, xs, found.rule, has_side_effects(parameters), stated=stated)
+
+
+@dataclass(frozen=True)
+class _OnBlocks:
+    """What a device runs of a call."""
+
+    call: Call
+    found: GridRule
+    takes_scalars: bool
+
+    def __call__(self, blocks: KernelBlocks, *operands: Any) -> list[Any]:
+        grid, steps = list(self.call.grid), dict[int, int]()
+        for factor, dim in enumerate(self.found.dims):
+            size, shards = self.found.rule.factor_sizes[factor], blocks.shards[factor]
+            steps[factor] = grid[dim] // size
+            grid[dim] = -(-size // shards) * steps[factor]
+        firsts = {self.found.dims[f]: first * steps[f] for f, first in blocks.firsts.items()}
+        call = Call({**self.call.parameters, "jaxpr": _in_context(self.call.parameters["jaxpr"])})
+        return call_on_blocks(call, grid, operands, blocks.results, firsts, self.takes_scalars)
+
+
+def _in_context(body: Any) -> Any:
+    """The body of a kernel in the context of now: it was traced where the mesh of the program was in context, and runs
+    where its axes are manual."""
+    context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
+    return Rewriting(lambda equation: [equation.replace(ctx=context)]).of(body)

@@ -1,0 +1,91 @@
+"""What a `pallas_call` is made of.
+
+* `pallas_call_p`: grid, block shapes, index maps and body are in the parameters of the primitive.
+* the kinds of entries in block shapes and grids, `NDIndexer` and `Slice`: which part of an array a block is, and which
+  part of a block a body reads or writes.
+* `AbstractRef` of a scalar, and jaxprs traced with refs: for kernels that take one operand more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax._src import linear_util
+from jax._src.api_util import debug_info
+from jax._src.interpreters import partial_eval
+from jax._src.pallas import core
+from jax._src.pallas.pallas_call import pallas_call_p as _pallas_call_p
+from jax._src.state.indexing import NDIndexer, Slice
+from jax._src.state.types import RefEffect as Effect
+from jax.core import ShapedArray
+from jax.experimental.pallas import tpu
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive  # type: ignore[attr-defined, unused-ignore]
+
+pallas_call_p: Primitive = _pallas_call_p
+
+
+def block_size(entry: Any) -> int | None:
+    """The elements of one dimension of a block, by which its index counts; None where that counts elements."""
+    if entry is None or isinstance(entry, core.Squeezed):
+        return 1
+    return int(entry.block_size) if isinstance(entry, core.Blocked) else None
+
+
+def is_dynamic(extent: Any) -> bool:
+    """Whether an extent of a grid is known only when the call runs."""
+    return not isinstance(extent, int)
+
+
+def kernel_compiler(params: Any, platform: str) -> str:
+    """The compiler of a call: "tpu", "triton" or "mosaic_gpu", by its parameters or else by the platform; kernels that
+    are interpreted take what those of TPUs do."""
+    module = type(params).__module__ if params is not None else ""
+    if "mosaic_gpu" in module:
+        return "mosaic_gpu"
+    if "triton" in module:
+        return "triton"
+    return "triton" if params is None and platform in ("cuda", "rocm", "gpu") else "tpu"
+
+
+def has_side_effects(parameters: Mapping[str, Any]) -> bool:
+    """Whether a call does more than making its results, by what it says or by what its body does."""
+    said = getattr(parameters["compiler_params"], "has_side_effects", False)
+    return bool(said) or any(not isinstance(e, Effect) for e in parameters["jaxpr"].effects)
+
+
+def scalar_ref(count: int) -> Any:
+    """The type of a ref of so many int32 scalars that a kernel knows before its grid runs."""
+    return tpu.SMEM((count,), jnp.int32).get_ref_aval()
+
+
+def scalars_mapping(mapping: Any, count: int) -> Any:
+    """The block of an array of so many int32 scalars that each step of a grid has whole."""
+    spec = core.BlockSpec((count,), lambda *_: (0,))
+    return spec.to_block_mapping(
+        "first steps",
+        ShapedArray((count,), jnp.dtype(jnp.int32)),
+        index_map_avals=mapping.index_map_avals,
+        index_map_tree=mapping.index_map_tree,
+        grid=mapping.grid,
+        vmapped_dims=mapping.vmapped_dims,
+        debug=False,
+    )
+
+
+def closed(jaxpr: Jaxpr) -> Any:
+    """A jaxpr without constants as a closed one."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, [])
+
+
+def traced_with_refs(fun: Callable[..., Any], avals: Sequence[Any]) -> Jaxpr:
+    """The jaxpr of a function of values and refs of these types."""
+    info = debug_info("pallas_call on blocks", fun, avals, {})
+
+    def flat(*xs: Any) -> Sequence[Any]:
+        found = fun(*xs)
+        return () if found is None else found
+
+    jaxpr, _, _ = partial_eval.trace_to_jaxpr_dynamic(linear_util.wrap_init(flat, debug_info=info), list(avals))
+    return jaxpr

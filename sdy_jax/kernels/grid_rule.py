@@ -1,0 +1,253 @@
+"""The sharding rule of a `pallas_call`, read from its grid, index maps and body.
+
+A grid dimension is a factor if each block of the results is made by the steps of one index of it, from blocks of
+operands that belong to that index, or from whole operands. For flash attention of `q[b, h, s, d]`, whose grid is
+(batch, heads, blocks of queries, blocks of keys):
+
+    ([i, j, k_l, m], [i, j, n, o], [i, j, p, q])->([i, j, k_l, m]) {i=batch, j=heads, k=blocks, l=rows of a block, ...}
+
+`k` is a factor although the body reads the number of a block of queries: on a device that number is counted from its
+first block on. Rows of a block, and all dimensions that follow no grid dimension, are whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sdy_jax.jax_internals.pallas import block_size, is_dynamic
+from sdy_jax.kernels.body import carries, reads_of
+from sdy_jax.kernels.index_maps import Entry, entries
+from sdy_jax.representation.rule import OpShardingRule
+
+
+@dataclass(frozen=True, slots=True)
+class GridRule:
+    """How a kernel may be split.
+
+    Attributes:
+        rule: its factors: those of grid dimensions first.
+        dims: the grid dimension of each of these.
+        shifted: those of them whose first index on a device the kernel has to know.
+        whole: per factor why it is whole; empty for those that may be split.
+    """
+
+    rule: OpShardingRule
+    dims: tuple[int, ...]
+    shifted: frozenset[int]
+    whole: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A `pallas_call` as its parameters say it. Operands and results that have blocks are *tensors*, numbered in the
+    order of the grid mapping; the operands before them are scalars, which are whole."""
+
+    parameters: Mapping[str, Any]
+
+    @cached_property
+    def mapping(self) -> Any:
+        return self.parameters["grid_mapping"]
+
+    @cached_property
+    def grid(self) -> tuple[Any, ...]:
+        return tuple(self.mapping.grid)
+
+    @property
+    def title(self) -> str:
+        """The name of the call, or of the function of its body."""
+        info = self.parameters["jaxpr"].debug_info
+        return str(self.parameters.get("name") or str(info.func_src_info).split(" ")[0] or "kernel")
+
+    @cached_property
+    def entries(self) -> tuple[tuple[Entry, ...], ...]:
+        """Per tensor those of its index map; a map that gives more than an index per dimension mentions everything."""
+        every = Entry(frozenset(range(len(self.grid))))
+        found = []
+        for block in self.mapping.block_mappings:
+            maps = entries(block.index_map_jaxpr.jaxpr, self.grid)
+            found.append(maps if len(maps) == len(block.block_shape) else (every,) * len(block.block_shape))
+        return tuple(found)
+
+    def shape(self, tensor: int) -> tuple[int, ...]:
+        return tuple(self.mapping.block_mappings[tensor].array_aval.shape)
+
+    def block(self, tensor: int) -> tuple[int | None, ...]:
+        return tuple(map(block_size, self.mapping.block_mappings[tensor].block_shape))
+
+    @property
+    def scalars(self) -> int:
+        """The operands before those that have blocks."""
+        return int(self.mapping.num_dynamic_grid_bounds + self.mapping.num_index_operands)
+
+    def is_parallel(self, dim: int) -> bool:
+        """Whether steps along a grid dimension are independent: those of `vmap`, and those that the author says are."""
+        vmapped = set(self.mapping.vmapped_dims)
+        said = getattr(self.parameters.get("compiler_params"), "dimension_semantics", None) or ()
+        own = [d for d in range(len(self.grid)) if d not in vmapped]
+        named = dict(zip(own, said, strict=False)).get(dim, "")
+        return dim in vmapped or str(getattr(named, "value", named)).lower().endswith("parallel")
+
+    def named(self, dim: int) -> str:
+        """A grid dimension as the author counts it."""
+        before = sum(d < dim for d in self.mapping.vmapped_dims)
+        what = "a dimension of vmap" if dim in self.mapping.vmapped_dims else f"grid dimension {dim - before}"
+        return f"{what} of `{self.title}`"
+
+
+def grid_rule(call: Call, operands: Sequence[Sequence[int]], takes_scalars: bool, takes_offsets: bool) -> GridRule:
+    """The rule of a call.
+
+    Args:
+        call: the call.
+        operands: the shapes of its operands, scalars first.
+        takes_scalars: whether index maps may read scalars, as those of TPUs do.
+        takes_offsets: whether the body can be given the first index of a device's blocks.
+    """
+    found = {d: _dimension(call, d, takes_scalars, takes_offsets) for d in range(len(call.grid))}
+    dims = tuple(d for d, each in found.items() if not each.whole)
+    builder = _Builder(call, dims, found)
+    scalars = tuple(builder.whole_tensor(shape) for shape in operands[: call.scalars])
+    tensors = tuple(builder.tensor(t) for t in range(len(call.entries)))
+    inputs = call.mapping.num_inputs
+    sizes = tuple(builder.sizes)
+    kept = frozenset(range(len(dims), len(sizes)))
+    rule = OpShardingRule(
+        sizes, (*scalars, *tensors[:inputs]), tensors[inputs:], need_replication=kept, blocked=kept, is_custom=True
+    )
+    shifted = frozenset(f for f, d in enumerate(dims) if found[d].is_shifted)
+    return GridRule(rule, dims, shifted, tuple(builder.reasons))
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    """What is found of a grid dimension: why it is no factor, or how many steps always stay together."""
+
+    whole: str = ""
+    steps: int = 1
+    is_shifted: bool = False
+
+
+def _dimension(call: Call, dim: int, takes_scalars: bool, takes_offsets: bool) -> _Dimension:
+    """What is found of one grid dimension: the conditions in the order in which a person would look at them."""
+    extent, name = call.grid[dim], call.named(dim)
+    if is_dynamic(extent):
+        return _Dimension(f"the extent of {name} is known only when it runs")
+    if extent < 2:
+        return _Dimension(f"{name} has one step")
+    body, vmapped = call.parameters["jaxpr"], call.mapping.vmapped_dims
+    reads = reads_of(body, vmapped, len(call.grid))
+    if call.parameters.get("mesh") is not None or body.constvars:
+        return _Dimension(f"`{call.title}` runs on a mesh of cores, or closes over refs")
+    if reads.communicates:
+        return _Dimension(f"`{call.title}` talks to other devices by itself; run it in jax.shard_map")
+    if reads.draws:
+        return _Dimension(f"`{call.title}` draws random bits, whose state goes from step to step")
+    steps = math.lcm(*(_steps(e, dim) for maps in call.entries for e in maps))
+    if extent % steps or extent == steps:
+        return _Dimension(f"index maps take the steps of {name} apart in a way that is not that of blocks")
+    odd = [t for t, maps in enumerate(call.entries) if any(e.is_odd_to(dim) for e in maps)]
+    if reason := _unfit(call, dim, name, odd):
+        return _Dimension(reason)
+    refs = _kept_refs(call, dim)
+    inner, starts = range(dim + 1, len(call.grid)), np.arange(0, extent, steps)
+    if refs and not call.is_parallel(dim) and carries(body, refs, dim, inner, starts, vmapped):
+        return _Dimension(f"`{call.title}` keeps something in scratch from step to step of {name}")
+    is_shifted = bool(odd) or dim in reads.dims
+    if is_shifted and not takes_offsets:
+        return _Dimension(f"{name} is read by its body, or by index maps of whole operands")
+    if odd and not takes_scalars:
+        return _Dimension(f"index maps of whole operands read {name}, and can be given no scalars there")
+    return _Dimension("", steps, is_shifted)
+
+
+def _steps(entry: Entry, dim: int) -> int:
+    return entry.steps if dim in (entry.follows, entry.repeats) else 1
+
+
+def _unfit(call: Call, dim: int, name: str, odd: Sequence[int]) -> str:
+    """Why the tensors of a call do not fit a grid dimension; nothing where they do."""
+    inputs = call.mapping.num_inputs
+    for t, maps in enumerate(call.entries):
+        following = [d for d, entry in enumerate(maps) if entry.follows == dim]
+        what = f"result {t - inputs}" if t >= inputs else f"operand {t + call.scalars}"
+        if len(following) > 1:
+            return f"{what} follows {name} along several dimensions"
+        if following and t in odd:
+            return f"the index map of {what} uses {name} once more"
+        for d in following:
+            count, block = call.grid[dim] // maps[d].steps, call.block(t)[d]
+            if block is None or block * count != call.shape(t)[d]:
+                return f"dimension {d} of {what} is not made of whole blocks along {name}"
+    offset = call.mapping.num_index_operands
+    for operand, result in call.parameters["input_output_aliases"]:
+        if operand < offset:
+            return f"a scalar operand of `{call.title}` is written in place"
+        pair = call.entries[operand - offset], call.entries[inputs + result]
+        if len({tuple(e.follows == dim for e in maps) for maps in pair}) > 1:
+            return f"operand {operand} and result {result} are one buffer, and do not follow {name} alike"
+    if all(_followed(call, t, dim) is None for t in range(len(call.entries))):
+        return f"nothing follows {name}"
+    return ""
+
+
+def _followed(call: Call, tensor: int, dim: int) -> int | None:
+    """The dimension of a tensor that follows a grid dimension."""
+    return next((d for d, entry in enumerate(call.entries[tensor]) if entry.follows == dim), None)
+
+
+def _kept_refs(call: Call, dim: int) -> list[int]:
+    """The arguments of the body that keep what is written from step to step of a grid dimension: scratch, and results
+    that do not follow it."""
+    mapping = call.mapping
+    first, inputs, outputs = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
+    results = [first + t for t in range(inputs, inputs + outputs) if _followed(call, t, dim) is None]
+    count = len(call.parameters["jaxpr"].invars)
+    return [*results, *range(count - mapping.num_scratch_operands, count)]
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Gives dimensions of tensors their factors."""
+
+    call: Call
+    dims: Sequence[int]
+    found: Mapping[int, _Dimension]
+
+    sizes: list[int] = None  # type: ignore[assignment]
+    reasons: list[str] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.sizes = [self.call.grid[d] // self.found[d].steps for d in self.dims]
+        self.reasons = [""] * len(self.sizes)
+
+    def whole_tensor(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """A tensor of scalars."""
+        return tuple(self._whole(n, f"`{self.call.title}` knows all of it before its grid runs") for n in shape)
+
+    def tensor(self, tensor: int) -> tuple[tuple[int, ...], ...]:
+        """One that has blocks."""
+        pairs = zip(self.call.entries[tensor], self.call.shape(tensor), strict=True)
+        return tuple(self._dimension(entry, size) for entry, size in pairs)
+
+    def _dimension(self, entry: Entry, size: int) -> tuple[int, ...]:
+        dim = entry.follows
+        if dim is None:
+            odd = ", ".join(self.call.named(d) for d in sorted(entry.mentions))
+            reads = f"its blocks are chosen by {odd}" if odd else f"each step of `{self.call.title}` has all of it"
+            return self._whole(size, reads)
+        if dim not in self.dims:
+            return self._whole(size, self.found[dim].whole)
+        factor = self.dims.index(dim)
+        rest = size // self.sizes[factor]
+        return (factor, *(self._whole(rest, f"blocks of `{self.call.title}` are whole") if rest > 1 else ()))
+
+    def _whole(self, size: int, reason: str) -> tuple[int, ...]:
+        self.sizes.append(size)
+        self.reasons.append(reason)
+        return (len(self.sizes) - 1,)
