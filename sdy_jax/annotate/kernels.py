@@ -6,7 +6,7 @@ before devices run it on their blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.rewriting import Rewriting
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.ir.custom_ops import KERNEL, SHIFTED, WHOLE, Kernel, KernelBlocks, call_function
-from sdy_jax.jax_internals.pallas import has_side_effects, kernel_compiler, pallas_call_p
+from sdy_jax.jax_internals.pallas import given_by_compiler, has_side_effects, pallas_call_p
 from sdy_jax.kernels.grid_rule import Call, GridRule, grid_rule
 from sdy_jax.kernels.on_blocks import call_on_blocks
 from sdy_jax.runtime.devices import lowering_platform
@@ -27,11 +27,9 @@ from sdy_jax.runtime.devices import lowering_platform
 @emission(pallas_call_p)
 def _emit(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters: Any) -> Sequence[ir.Value]:
     call = Call(parameters)
-    compiler = kernel_compiler(parameters["compiler_params"], lowering_platform(site.jax_mesh))
-    takes_scalars = compiler == "tpu"
-    shapes = [tuple(aval.shape) for aval in ctx.avals_in]
-    found = grid_rule(call, shapes, takes_scalars, takes_offsets=compiler in ("tpu", "triton"))
-    run = with_own_widths(_OnBlocks(call, found, takes_scalars))
+    given = given_by_compiler(parameters["compiler_params"], lowering_platform(site.jax_mesh))
+    found = grid_rule(call, [ir.RankedTensorType(x.type).shape for x in xs], given.to_body, given.to_maps)
+    run = with_own_widths(_OnBlocks(call, found, given.to_maps))
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
     stated = {
         SHIFTED: ir.DenseI64ArrayAttr.get(sorted(found.shifted)),
@@ -47,7 +45,7 @@ class _OnBlocks:
 
     call: Call
     found: GridRule
-    takes_scalars: bool
+    maps_take_scalars: bool
 
     def __call__(self, blocks: KernelBlocks, *operands: Any) -> list[Any]:
         grid, steps = list(self.call.grid), dict[int, int]()
@@ -56,12 +54,16 @@ class _OnBlocks:
             steps[factor] = grid[dim] // size
             grid[dim] = -(-size // shards) * steps[factor]
         firsts = {self.found.dims[f]: first * steps[f] for f, first in blocks.firsts.items()}
-        call = Call({**self.call.parameters, "jaxpr": _in_context(self.call.parameters["jaxpr"])})
-        return call_on_blocks(call, grid, operands, blocks.results, firsts, self.takes_scalars)
+        call = Call(_in_context(self.call.parameters))
+        return call_on_blocks(call, grid, operands, blocks.results, firsts, self.maps_take_scalars)
 
 
-def _in_context(body: Any) -> Any:
-    """The body of a kernel in the context of now: it was traced where the mesh of the program was in context, and runs
-    where its axes are manual."""
+def _in_context(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel's body and index maps in the context of now: they were traced where the mesh of the program was in
+    context, and run where its axes are manual."""
     context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
-    return Rewriting(lambda equation: [equation.replace(ctx=context)]).of(body)
+    here = Rewriting(lambda equation: [equation.replace(ctx=context)]).of
+    mapping = parameters["grid_mapping"]
+    blocks = tuple(b.replace(index_map_jaxpr=here(b.index_map_jaxpr)) for b in mapping.block_mappings)
+    changed = {"jaxpr": here(parameters["jaxpr"]), "grid_mapping": mapping.replace(block_mappings=blocks)}
+    return {**parameters, **changed}

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax._src import linear_util
@@ -17,7 +17,8 @@ from jax._src.api_util import debug_info
 from jax._src.interpreters import partial_eval
 from jax._src.pallas import core
 from jax._src.pallas.pallas_call import pallas_call_p as _pallas_call_p
-from jax._src.state.indexing import NDIndexer, Slice
+from jax._src.state.indexing import NDIndexer as NDIndexer
+from jax._src.state.indexing import Slice as Slice  # type: ignore[attr-defined]
 from jax._src.state.types import RefEffect as Effect
 from jax.core import ShapedArray
 from jax.experimental.pallas import tpu
@@ -38,15 +39,20 @@ def is_dynamic(extent: Any) -> bool:
     return not isinstance(extent, int)
 
 
-def kernel_compiler(params: Any, platform: str) -> str:
-    """The compiler of a call: "tpu", "triton" or "mosaic_gpu", by its parameters or else by the platform; kernels that
-    are interpreted take what those of TPUs do."""
+class Given(NamedTuple):
+    """What a call's compiler can give to a kernel beside its operands: numbers to the body, and to index maps, too."""
+
+    to_body: bool
+    to_maps: bool
+
+
+def given_by_compiler(params: Any, platform: str) -> Given:
+    """What the compiler of a call can give, by its parameters or else by the platform; kernels that are interpreted
+    take what those of TPUs do."""
     module = type(params).__module__ if params is not None else ""
-    if "mosaic_gpu" in module:
-        return "mosaic_gpu"
-    if "triton" in module:
-        return "triton"
-    return "triton" if params is None and platform in ("cuda", "rocm", "gpu") else "tpu"
+    is_triton = "triton" in module or (params is None and platform in ("cuda", "rocm", "gpu"))
+    has_scalars = not is_triton and "mosaic_gpu" not in module
+    return Given(is_triton or has_scalars, has_scalars)
 
 
 def has_side_effects(parameters: Mapping[str, Any]) -> bool:
@@ -76,7 +82,8 @@ def scalars_mapping(mapping: Any, count: int) -> Any:
 
 def closed(jaxpr: Jaxpr) -> Any:
     """A jaxpr without constants as a closed one."""
-    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, [])
+    is_one_class: bool = Jaxpr is ClosedJaxpr  # type: ignore[comparison-overlap, unused-ignore]  # in jax 0.12
+    return jaxpr if is_one_class else ClosedJaxpr(jaxpr, [])
 
 
 def traced_with_refs(fun: Callable[..., Any], avals: Sequence[Any]) -> Jaxpr:

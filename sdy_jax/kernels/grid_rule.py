@@ -23,6 +23,7 @@ import numpy as np
 from sdy_jax.jax_internals.pallas import block_size, is_dynamic
 from sdy_jax.kernels.body import carries, reads_of
 from sdy_jax.kernels.index_maps import Entry, entries
+from sdy_jax.kernels.shifted_grid import own_shift
 from sdy_jax.representation.rule import OpShardingRule
 
 
@@ -100,16 +101,18 @@ class Call:
         return f"{what} of `{self.title}`"
 
 
-def grid_rule(call: Call, operands: Sequence[Sequence[int]], takes_scalars: bool, takes_offsets: bool) -> GridRule:
+def grid_rule(
+    call: Call, operands: Sequence[Sequence[int]], body_takes_scalars: bool, maps_take_scalars: bool
+) -> GridRule:
     """The rule of a call.
 
     Args:
         call: the call.
         operands: the shapes of its operands, scalars first.
-        takes_scalars: whether index maps may read scalars, as those of TPUs do.
-        takes_offsets: whether the body can be given the first index of a device's blocks.
+        body_takes_scalars: whether the body can be given the first index of a device's blocks.
+        maps_take_scalars: whether index maps can, too.
     """
-    found = {d: _dimension(call, d, takes_scalars, takes_offsets) for d in range(len(call.grid))}
+    found = {d: _dimension(call, d, body_takes_scalars, maps_take_scalars) for d in range(len(call.grid))}
     dims = tuple(d for d, each in found.items() if not each.whole)
     builder = _Builder(call, dims, found)
     scalars = tuple(builder.whole_tensor(shape) for shape in operands[: call.scalars])
@@ -133,7 +136,7 @@ class _Dimension:
     is_shifted: bool = False
 
 
-def _dimension(call: Call, dim: int, takes_scalars: bool, takes_offsets: bool) -> _Dimension:
+def _dimension(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
     """What is found of one grid dimension: the conditions in the order in which a person would look at them."""
     extent, name = call.grid[dim], call.named(dim)
     if is_dynamic(extent):
@@ -159,9 +162,11 @@ def _dimension(call: Call, dim: int, takes_scalars: bool, takes_offsets: bool) -
     if refs and not call.is_parallel(dim) and carries(body, refs, dim, inner, starts, vmapped):
         return _Dimension(f"`{call.title}` keeps something in scratch from step to step of {name}")
     is_shifted = bool(odd) or dim in reads.dims
-    if is_shifted and not takes_offsets:
+    if is_shifted and not body_takes_scalars:
         return _Dimension(f"{name} is read by its body, or by index maps of whole operands")
-    if odd and not takes_scalars:
+    if dim in reads.dims and not own_shift(call.mapping, {dim: extent}).is_possible(body):
+        return _Dimension(f"{name} is read by its body where it can be given no number")
+    if odd and not maps_take_scalars:
         return _Dimension(f"index maps of whole operands read {name}, and can be given no scalars there")
     return _Dimension("", steps, is_shifted)
 

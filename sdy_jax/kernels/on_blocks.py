@@ -26,7 +26,7 @@ from sdy_jax.jax_internals.pallas import (
 )
 from sdy_jax.kernels.grid_rule import Call
 from sdy_jax.kernels.index_maps import entries
-from sdy_jax.kernels.shifted_grid import Shift
+from sdy_jax.kernels.shifted_grid import own_shift
 
 
 def call_on_blocks(
@@ -35,7 +35,7 @@ def call_on_blocks(
     operands: Sequence[Any],
     results: Sequence[Sequence[int]],
     firsts: Mapping[int, Any],
-    takes_scalars: bool,
+    maps_take_scalars: bool,
 ) -> list[Any]:
     """Runs a call on blocks of its operands.
 
@@ -45,7 +45,7 @@ def call_on_blocks(
         operands: the blocks, scalars first.
         results: the shapes of the results' blocks.
         firsts: per grid dimension that the kernel has to know of, the first step on this device, an int32 scalar.
-        takes_scalars: whether it gets these as scalars in front of the grid.
+        maps_take_scalars: whether it gets these as scalars in front of the grid.
     """
     mapping, scalars = call.mapping, call.scalars
     shapes = [*(x.shape for x in operands[scalars:]), *results]
@@ -65,7 +65,7 @@ def call_on_blocks(
     }
     if firsts:
         given = jnp.stack([jnp.asarray(first, jnp.int32) for first in firsts.values()])
-        with_scalars = _with_scalars if takes_scalars else _with_array
+        with_scalars = _with_scalars if maps_take_scalars else _with_array
         parameters, at = with_scalars(call, parameters, {d: call.grid[d] for d in firsts})
         operands = [*operands[:at], given, *operands[at:]]
     return list(pallas_call_p.bind(*operands, **parameters))
@@ -96,7 +96,7 @@ def _with_scalars(call: Call, parameters: dict[str, Any], extents: Mapping[int, 
     tree = jax.tree.structure((tuple(range(len(avals))), {}))
     new = mapping.replace(block_mappings=blocks, num_index_operands=at + 1, index_map_avals=avals, index_map_tree=tree)
     aliases = tuple((i + (i >= at), o) for i, o in parameters["input_output_aliases"])
-    body = _own_shift(mapping, extents).of_body(parameters["jaxpr"], at, ref)
+    body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, ref)
     changed = {"grid_mapping": new, "jaxpr": body, "input_output_aliases": aliases}
     return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
 
@@ -108,14 +108,9 @@ def _with_array(call: Call, parameters: dict[str, Any], extents: Mapping[int, in
     block = scalars_mapping(mapping, len(extents))
     new = mapping.replace(block_mappings=(block, *mapping.block_mappings), num_inputs=mapping.num_inputs + 1)
     aliases = tuple((i + (i >= at), o) for i, o in parameters["input_output_aliases"])
-    body = _own_shift(mapping, extents).of_body(parameters["jaxpr"], at, block.block_aval)
+    body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, block.block_aval)
     changed = {"grid_mapping": new, "jaxpr": body, "input_output_aliases": aliases}
     return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
-
-
-def _own_shift(mapping: Any, extents: Mapping[int, int]) -> Shift:
-    """A shift of the grid dimensions as the body numbers them, which does not count those of `vmap`."""
-    return Shift({d - sum(v < d for v in mapping.vmapped_dims): n for d, n in extents.items()})
 
 
 def _shifted_map(block: Any, grid: Sequence[Any], extents: Mapping[int, int], avals: Sequence[Any]) -> Any:

@@ -52,7 +52,7 @@ class Shift:
             at: behind so many arguments.
             are_constants: whether they are its constants instead, the last ones.
         """
-        if isinstance(jaxpr, ClosedJaxpr) and not isinstance(jaxpr, Jaxpr):
+        if not isinstance(jaxpr, Jaxpr):
             return jaxpr.replace(jaxpr=self.of(jaxpr.jaxpr, at, are_constants))
         firsts = [Var(_INDEX) for _ in self.extents]
         equations = self._equations_of(jaxpr, firsts)
@@ -120,6 +120,11 @@ class Shift:
     def _run_scoped(self, equation: Any, firsts: Sequence[Any]) -> Any:
         inner = self.of(equation.params["jaxpr"], 0, are_constants=True)
         return _with(equation, [*equation.invars, *firsts], jaxpr=inner)
+
+
+def own_shift(mapping: Any, extents: Mapping[int, int]) -> Shift:
+    """A shift of dimensions of a grid as the body numbers them, which does not count those of `vmap`."""
+    return Shift({d - sum(v < d for v in mapping.vmapped_dims): n for d, n in extents.items()})
 
 
 _INTO = {"cond": Shift._cond, "scan": Shift._scan, "while": Shift._while, "run_scoped": Shift._run_scoped}

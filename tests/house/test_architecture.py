@@ -18,7 +18,8 @@ ROOMS = {
     "representation": "errors",
     "ir": "errors jax_internals representation",
     "runtime": "errors jax_internals representation",
-    "annotate": "errors jax_internals representation ir runtime",
+    "kernels": "jax_internals representation ir",
+    "annotate": "errors jax_internals representation ir runtime kernels",
     "op_rules": "representation ir",
     "propagation": "representation ir op_rules",
     "verification": "representation ir",
@@ -278,6 +279,7 @@ def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
     }
     assert speaking == {
         "commands.described_platforms",
+        "jax_internals.pallas",
         "lowering.targets.registry",
         "lowering.targets.tpu",
         "op_rules.registry",
