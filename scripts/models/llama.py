@@ -26,6 +26,7 @@ from models.common import (
     training,
     types,
 )
+from models.kernels import Attention, written_out
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Llama:
         capacity: the tokens that an expert takes of a sequence, over their mean; 0 where tokens are sorted by expert,
             and only those beyond twice the mean are dropped.
         scanned, checkpointed: layers are a loop; their activations are computed again.
+        attention: that of whole sequences.
     """
 
     layers: int
@@ -53,6 +55,7 @@ class Llama:
     capacity: float = 0.0
     scanned: bool = True
     checkpointed: bool = True
+    attention: Attention = written_out
 
     def weights(self) -> Tree:
         d, ffn = self.d, self.ffn
@@ -91,8 +94,7 @@ class Llama:
     def layer(self, x: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
         weights = jax.tree.map(lambda w: w.astype(x.dtype), weights)
         q, k, v = self.heads_of(rms_norm(x, weights["attention_norm"]), weights)
-        causal = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
-        found = attention(rotary(q), rotary(k), v, causal)
+        found = self.attention(rotary(q), rotary(k), v, layout)
         x = layout(x + found.reshape(*x.shape[:2], -1) @ weights["o"], "batch", "seq", None)
         return layout(x + self.mlp(rms_norm(x, weights["mlp_norm"]), weights, layout), "batch", "seq", None)
 
@@ -178,7 +180,7 @@ def prefilled(model: Llama, layout: Layout, batch: int, sequence: int) -> Progra
         def layer(x: jax.Array, weights: Tree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             q, k, v = model.heads_of(rms_norm(x, weights["attention_norm"]), weights)
             k = rotary(k)
-            found = attention(rotary(q), k, v, jnp.tril(jnp.ones((x.shape[1],) * 2, bool)))
+            found = model.attention(rotary(q), k, v, layout)
             x = layout(x + found.reshape(*x.shape[:2], -1) @ weights["o"], "batch", "seq", None)
             x = layout(x + model.mlp(rms_norm(x, weights["mlp_norm"]), weights, layout), "batch", "seq", None)
             return x, (k, v)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from models.common import Layout, Program
+from models.kernels import Splash
 from models.llama import Llama, decoded, prefilled, trained
 from models.text import Bert, Lstm, trained_bert, trained_lstm
 from models.vision import UNet, VisionTransformer, denoised, trained_on_images
@@ -123,6 +124,7 @@ _kept = partial(dataclasses.replace, checkpointed=False)
 
 def _rows() -> Iterator[Row]:
     yield from _on("llama-8b", LLAMA_8B, 1, (_POD, _POD_BY_HEADS, _TWO, _QUARTER, _CLUSTER, _CLUSTER_BY_HEADS))
+    yield from _on("llama-8b-splash", dataclasses.replace(LLAMA_8B, attention=Splash()), 1, (_QUARTER, _POD))
     yield from _on("llama-8b-2k", LLAMA_8B, 0.5, (_SERVER,))
     yield from _on("llama-8b-unrolled", _unrolled(LLAMA_8B), 1, (_POD, _CLUSTER))
     yield from _on("llama-8b-kept", _kept(LLAMA_8B), 1, (_QUARTER, _CLUSTER_BY_HEADS))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from models import rows
 from models.common import Layout
+from models.kernels import Splash
 from models.llama import Llama, decoded, prefilled, trained
 from models.measure import Side
 from models.report import Result, markdown
@@ -20,9 +21,23 @@ from sdy_jax.testing import assert_same
 
 TINY = Llama(2, 16, 4, 2, 8, 32, 64)
 MIXED = dataclasses.replace(TINY, experts=4, chosen=2)
+SPLASH = Llama(2, 16, 4, 2, 128, 32, 64, attention=Splash(interpret=True))
 SPLIT = {"fsdp": 2, "model": 4}
 CASES = {
     "scanned": (TINY, partial(trained, batch=4, sequence=8), SPLIT, rows.MEGATRON),
+    "splash attention": (SPLASH, partial(trained, batch=4, sequence=128), {"fsdp": 2, "model": 4}, rows.MEGATRON),
+    "splash attention of split queries": (
+        SPLASH,
+        partial(trained, batch=2, sequence=512),
+        {"fsdp": 2, "seq": 4},
+        rows.LONG,
+    ),
+    "splash attention, plainly": (
+        dataclasses.replace(SPLASH, attention=Splash(mapped=False, interpret=True)),
+        partial(trained, batch=4, sequence=128),
+        SPLIT,
+        rows.MEGATRON,
+    ),
     "unrolled": (
         dataclasses.replace(TINY, scanned=False, checkpointed=False, tied=True),
         partial(trained, batch=8, sequence=8),
