@@ -1,11 +1,13 @@
-"""A kernel of your own: a Pallas kernel for RMS norm that every device runs on its rows.
+"""A kernel of your own in a training step: RMS norm forward and backward, split by nothing but its grid.
 
     python examples/pallas_kernel.py
 
-A compiler cannot look into a kernel to see how it may be split. `sdy.custom_op` says it by a sharding rule: rows are
-independent of each other, so `i` may lie over any axes, and `j`, along a row, is whole. Propagation goes through the
-op, and the plan has nothing to gather. On CPU devices the kernel is interpreted, elsewhere it is compiled.
+Both passes are `pallas_call`s over blocks of rows, joined by a `jax.custom_vjp`. Nothing says how they may be split, and
+nothing is in `jax.shard_map`: their index maps say that blocks of rows are independent of each other, so each device
+runs the steps of its own rows. On CPU devices kernels are interpreted, elsewhere they are compiled.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,53 +21,75 @@ import sdy_jax as sdy
 jax.config.update("jax_platforms", "cpu")  # eight virtual devices; leave these two lines out on eight GPUs or TPUs
 jax.config.update("jax_num_cpu_devices", 8)
 
-ROWS, WIDTH, TILE = 64, 128, 8
+ROWS, WIDTH, TILE = 2048, 128, 16
 
 
-def kernel(x_ref, scale_ref, out_ref):
+def forward_kernel(x_ref, y_ref):
     x = x_ref[...]
-    mean = jnp.mean(x * x, axis=-1, keepdims=True)
-    out_ref[...] = x * jax.lax.rsqrt(mean + 1e-6) * scale_ref[...]
+    y_ref[...] = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-def rms_norm(x, scale):
-    """[rows, width] normalized; called with whole arrays or with the rows of one device."""
-    rows = pl.BlockSpec((TILE, WIDTH), lambda i: (i, 0))
+def backward_kernel(x_ref, g_ref, dx_ref):
+    x, g = x_ref[...], g_ref[...]
+    scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    dx_ref[...] = scale * (g - x * scale**2 * jnp.mean(g * x, axis=-1, keepdims=True))
+
+
+def on_rows(kernel, *arrays):
+    """Runs a kernel on blocks of TILE rows of [rows, width]."""
+    shape, rows = arrays[0], pl.BlockSpec((TILE, WIDTH), lambda i: (i, 0))
     call = pl.pallas_call(
         kernel,
-        grid=(x.shape[0] // TILE,),
-        in_specs=[rows, pl.BlockSpec((WIDTH,), lambda i: (0,))],
+        jax.ShapeDtypeStruct(shape.shape, shape.dtype),
+        grid=(shape.shape[0] // TILE,),
+        in_specs=[rows] * len(arrays),
         out_specs=rows,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         interpret=jax.default_backend() == "cpu",
     )
-    return call(x, scale)
+    return call(*arrays)
 
 
-ruled = sdy.custom_op(rms_norm, f"([i, j], [j])->([i, j]) {{i={ROWS}, j={WIDTH}}} need_replication={{j}}")
+@jax.custom_vjp
+def rms_norm(x):
+    return on_rows(forward_kernel, x)
 
 
-def layer(weights, x, norm=ruled):
-    return x + jax.nn.gelu(norm(x, weights["scale"]) @ weights["up"]) @ weights["down"]
+rms_norm.defvjp(lambda x: (rms_norm(x), x), lambda x, g: (on_rows(backward_kernel, x, g),))
+
+
+def plain_norm(x):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def step(weights, x, target, norm=rms_norm):
+    def loss(weights):
+        hidden = jax.nn.gelu((norm(x) * weights["scale"]) @ weights["up"])
+        return jnp.mean((x + norm(hidden @ weights["down"]) - target) ** 2)
+
+    value, slopes = jax.value_and_grad(loss)(weights)
+    return value, jax.tree.map(lambda w, g: w - 0.1 * g, weights, slopes)
 
 
 mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 specs = {"scale": P(), "up": P(None, "model"), "down": P("model")}
-partitioned = sdy.partition(layer, mesh=mesh, in_shardings=(specs, P("data")), out_shardings=P("data"))
+partitioned = sdy.partition(step, mesh=mesh, in_shardings=(specs, P("data"), P("data")), out_shardings=(P(), specs))
 
-up, down, data = jax.random.split(jax.random.key(0), 3)
+up, down, data, goal = jax.random.split(jax.random.key(0), 4)
 weights = {
     "scale": jnp.linspace(0.5, 1.5, WIDTH),
     "up": jax.random.normal(up, (WIDTH, 4 * WIDTH)) * 0.1,
     "down": jax.random.normal(down, (4 * WIDTH, WIDTH)) * 0.1,
 }
-x = jax.random.normal(data, (ROWS, WIDTH))
-plan = partitioned.plan(weights, x)
+x, target = (jax.random.normal(key, (ROWS, WIDTH)) for key in (data, goal))
+plan = partitioned.plan(weights, x, target)
 print(plan)
 
-expected = layer(weights, x, norm=lambda x, scale: x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale)
-np.testing.assert_allclose(partitioned(weights, x), expected, atol=1e-4)
-plan.assert_collectives(all_reduce=1, all_gather=0)
-blocks = next(row for row in plan.table("ops") if "custom" in row.op).type
-print(f"\nthe kernel runs on blocks of {blocks}; the plan has one all_reduce, of the second product,")
-print("and the result is that of plain jax.numpy")
+found = partitioned(weights, x, target)
+expected = jax.jit(functools.partial(step, norm=plain_norm))(weights, x, target)
+jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), found, expected)
+kernels = [row for row in plan.table("ops") if "custom_call" in row.op or "_kernel" in row.op]
+assert kernels and all("2048@" in row.type for row in kernels), plan.table("ops")
+print(
+    f"\n{len(kernels)} kernels run on blocks of {kernels[0].type}, {ROWS // TILE // 4} steps of their grids on a device;"
+)
+print("what is sent is that of the products alone, and the step is that of plain jax.numpy")
