@@ -2,9 +2,9 @@
 
     python examples/pallas_kernel.py
 
-Both passes are `pallas_call`s over blocks of rows, joined by a `jax.custom_vjp`. Nothing says how they may be split, and
-nothing is in `jax.shard_map`: their index maps say that blocks of rows are independent of each other, so each device
-runs the steps of its own rows. On CPU devices kernels are interpreted, elsewhere they are compiled.
+Both passes are `pallas_call`s over blocks of rows, joined by a `jax.custom_vjp`. Nothing says how they may be split,
+and nothing is in `jax.shard_map`: their index maps say that blocks of rows are independent of each other, so each
+device runs the steps of its own rows. On CPU devices kernels are interpreted, elsewhere they are compiled.
 """
 
 import functools
@@ -89,7 +89,6 @@ expected = jax.jit(functools.partial(step, norm=plain_norm))(weights, x, target)
 jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), found, expected)
 kernels = [row for row in plan.table("ops") if "custom_call" in row.op or "_kernel" in row.op]
 assert kernels and all("2048@" in row.type for row in kernels), plan.table("ops")
-print(
-    f"\n{len(kernels)} kernels run on blocks of {kernels[0].type}, {ROWS // TILE // 4} steps of their grids on a device;"
-)
+steps = ROWS // TILE // 4
+print(f"\n{len(kernels)} kernels run on blocks of {kernels[0].type}, up to {steps} steps of their grids on a device;")
 print("what is sent is that of the products alone, and the step is that of plain jax.numpy")

@@ -133,10 +133,6 @@ def frames_of(location: ir.Location) -> list[Frame]:
     return [Frame(f[2], int(f[3]), f[1] or "") for f in frames if not _LIBRARIES.search(f[2])]
 
 
-def has_source_line(location: ir.Location) -> bool:
-    return _FRAME.search(str(location)) is not None
-
-
 def short_source(source: str) -> str:
     """A source line as one would name it here: relative to the working directory, or to where packages lie; in a
     notebook by its cell, `In[3]:5`."""

@@ -94,11 +94,13 @@ class Call:
         named = dict(zip(own, said, strict=False)).get(dim, "")
         return dim in vmapped or str(getattr(named, "value", named)).lower().endswith("parallel")
 
-    def named(self, dim: int) -> str:
-        """A grid dimension as the author counts it."""
-        before = sum(d < dim for d in self.mapping.vmapped_dims)
-        what = "a dimension of vmap" if dim in self.mapping.vmapped_dims else f"grid dimension {dim - before}"
-        return f"{what} of `{self.title}`"
+    def named(self, *dims: int) -> str:
+        """Grid dimensions as the author counts them, who does not count those of `vmap`."""
+        vmapped = self.mapping.vmapped_dims
+        own = [f"{d - sum(v < d for v in vmapped)}" for d in dims if d not in vmapped]
+        texts = ["a dimension of vmap"] if len(own) < len(dims) else []
+        texts += [f"grid dimension{'s' * (len(own) > 1)} {' and '.join(own)}"] if own else []
+        return f"{' and '.join(texts)} of `{self.title}`"
 
 
 def grid_rule(
@@ -243,14 +245,17 @@ class _Builder:
     def _dimension(self, entry: Entry, size: int) -> tuple[int, ...]:
         dim = entry.follows
         if dim is None:
-            odd = ", ".join(self.call.named(d) for d in sorted(entry.mentions))
-            reads = f"its blocks are chosen by {odd}" if odd else f"each step of `{self.call.title}` has all of it"
-            return self._whole(size, reads)
+            return self._whole(size, self._why_it_follows_none(entry))
         if dim not in self.dims:
             return self._whole(size, self.found[dim].whole)
         factor = self.dims.index(dim)
         rest = size // self.sizes[factor]
         return (factor, *(self._whole(rest, f"blocks of `{self.call.title}` are whole") if rest > 1 else ()))
+
+    def _why_it_follows_none(self, entry: Entry) -> str:
+        if not entry.mentions:
+            return f"each step of `{self.call.title}` has all of it"
+        return f"its blocks are chosen by what is computed of {self.call.named(*sorted(entry.mentions))}"
 
     def _whole(self, size: int, reason: str) -> tuple[int, ...]:
         self.sizes.append(size)

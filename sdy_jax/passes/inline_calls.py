@@ -10,7 +10,7 @@ from collections.abc import Callable
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.locations import has_source_line
+from sdy_jax.ir.locations import frames_of
 from sdy_jax.ir.operations import body_of, functions, main_function, named, pre_order, symbol
 from sdy_jax.ir.stored_shardings import function_shardings, list_of, stating
 from sdy_jax.passes.call_graph import Functions, callees_first, remove_all_but
@@ -90,9 +90,10 @@ def _inline_call(call: ir.Operation, callee: ir.Operation) -> None:
 
 
 def _locate(op: ir.Operation, caller: ir.Location) -> None:
-    """Adds the call's location to ops that name no source line themselves, as in functions that jax caches."""
+    """Adds the call's location to ops that name no line of the user themselves, as in functions that jax caches, and in
+    those that a library puts under `jax.jit`."""
     for inner in pre_order(op):
-        if not has_source_line(inner.location):
+        if not frames_of(inner.location):
             inner.location = ir.Location.callsite(inner.location, [caller], caller.context)
 
 

@@ -30,7 +30,7 @@ SEEN = {
     "exported_program": r"sends 3072 bytes .* 16 rows, 12288 bytes .* 64 rows; its results are those of one device",
     "auto_memory": r"the loss is \S+ in each layout, and no layout holds less than \d\.\d MiB",
     "unwanted_gather": r"before *992 KiB sent .* 1216 KiB of arguments.*\nafter *224 KiB sent .* 448 KiB of arguments",
-    "pallas_kernel": r"blocks of f32\[64@data,128\]; the plan has one all_reduce, .*\n.* is that of plain jax\.numpy",
+    "pallas_kernel": r"3 kernels run on blocks of f32\[2048@.*,128\], .*\n.* is that of plain jax\.numpy",
     "stencil": r"each of 50 steps sends 700 bytes per device in collective_permutes;\n.* a block of 6144 bytes",
 }
 """How the output of each ends."""
