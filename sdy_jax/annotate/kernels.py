@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,17 +18,29 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.rewriting import Rewriting
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.ir.custom_ops import KERNEL, SHIFTED, WHOLE, Kernel, KernelBlocks, call_function
-from sdy_jax.jax_internals.pallas import given_by_compiler, has_side_effects, pallas_call_p
+from sdy_jax.ir.constant_values import ConstantValues
+from sdy_jax.ir.custom_ops import (
+    KERNEL,
+    SHIFTED,
+    WHOLE,
+    Kernel,
+    KernelBlocks,
+    call_function,
+    calls_of_functions,
+    function_of,
+)
+from sdy_jax.jax_internals.pallas import compiler_of, given_by_compiler, has_side_effects, pallas_call_p
 from sdy_jax.kernels.grid_rule import Call, GridRule, grid_rule
 from sdy_jax.kernels.on_blocks import call_on_blocks
+from sdy_jax.kernels.work import work_of_call
 from sdy_jax.runtime.devices import lowering_platform
 
 
 @emission(pallas_call_p)
 def _emit(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters: Any) -> Sequence[ir.Value]:
     call = Call(parameters)
-    given = given_by_compiler(parameters["compiler_params"], lowering_platform(site.jax_mesh))
+    compiler = compiler_of(parameters["compiler_params"], lowering_platform(site.jax_mesh))
+    given = given_by_compiler(compiler)
     found = grid_rule(call, [ir.RankedTensorType(x.type).shape for x in xs], given.to_body, given.to_maps)
     run = with_own_widths(_OnBlocks(call, found, given.to_maps))
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
@@ -35,8 +48,22 @@ def _emit(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters
         SHIFTED: ir.DenseI64ArrayAttr.get(sorted(found.shifted)),
         WHOLE: ir.ArrayAttr.get([ir.StringAttr.get(reason) for reason in found.whole]),
     }
-    op = Kernel(call.title, run)
+    op = Kernel(call.title, run, partial(work_of_call, parameters, compiler), call.scalars)
+    site.has_kernels = True
     return call_function(KERNEL, op, types, xs, found.rule, has_side_effects(parameters), stated=stated)
+
+
+def state_work(module: ir.Operation, constants: Sequence[Any]) -> None:
+    """States the work of all kernels of a module, by what is known of the scalars that they take.
+
+    Args:
+        module: a `builtin.module`.
+        constants: the values of the first arguments of its main function.
+    """
+    known = ConstantValues(module, constants)
+    for call in calls_of_functions(module, (KERNEL,)):
+        own: Kernel = function_of(str(ir.StringAttr(call.attributes["backend_config"]).value), module.context, "")
+        own.work([known.of(x) for x in list(call.operands)[: own.scalars]]).write(call.attributes)
 
 
 @dataclass(frozen=True)

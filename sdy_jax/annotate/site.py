@@ -56,6 +56,8 @@ class Site:
         """Shape and argument path of the first member of each sharding group."""
         self.unfinished = False
         """Whether something was emitted that `finish` has to complete."""
+        self.has_kernels = False
+        """Whether there are kernels, whose work is stated once all constants are known."""
         self.unchecked = False
         """Whether checks of `checkify.check` were left out, which mean something only once they are functionalized."""
         self.collectives: list[tuple[SdyCollective, str, str]] = []

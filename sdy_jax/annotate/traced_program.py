@@ -23,6 +23,7 @@ from sdy_jax.annotate.callback_order import unordered
 from sdy_jax.annotate.equations import named_axes
 from sdy_jax.annotate.explicit_shardings import marked, settle_types
 from sdy_jax.annotate.finish import finish
+from sdy_jax.annotate.kernels import state_work
 from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.program import Program
@@ -109,6 +110,8 @@ def from_function(
             settle_types(module.operation)
         if site.unfinished:
             finish(module.operation, site.collectives)
+        if site.has_kernels:
+            state_work(module.operation, constants)
         mesh_name = declare_mesh(module.operation, mesh)
         # A copy of its own: an operation does not keep the module object alive that jax made.
         program = Program(

@@ -102,10 +102,15 @@ class KernelBlocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Kernel:
-    """A kernel: `run` takes the blocks' places and the operands' blocks, and returns the results' blocks."""
+    """A kernel: `run` takes the blocks' places and the operands' blocks, and returns the results' blocks.
+
+    `work`: the work of the whole call, by the values of its first operands, so many `scalars`, where they are known.
+    """
 
     title: str
     run: Callable[..., Sequence[Any]]
+    work: Callable[[Sequence[Any]], StatedWork]
+    scalars: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -3,7 +3,7 @@
 What a call computes and what it moves between the device's memory and its cores is stated on its custom call, as a
 dictionary:
 
-    sdy_jax.work = {basis = "its body", bytes = 1.6e7 : f64, efficiency = 6.0e-1 : f64, flops = 3.4e10 : f64}
+    sdy_jax.work = {basis = "counted", bytes = 16777216, efficiency = 6.0e-1 : f64, flops = 34359738368}
 
 It is of the whole call, as its operands and results are; a device that runs a block of it performs its share
 (`lowering/strategies/registry.py`). No function of the process is asked, so that a module which is read from text
@@ -30,8 +30,9 @@ class StatedWork:
     """What a whole call performs.
 
     Attributes:
-        flops: its floating-point operations; a multiplication with an addition is two.
-        bytes: those that it reads from the device's memory and writes to it; what stays near its cores counts once.
+        flops: its floating-point operations; a multiplication with an addition is two. Whole numbers are stored.
+        bytes: those that it reads from the device's memory and writes to it, likewise; what stays near its cores counts
+            once.
         efficiency: the share of the peak of arithmetic that such calls reach, above 0; where what it moves takes
             longer, that decides.
         basis: where the numbers are from, in words, with what they leave out.
@@ -59,11 +60,15 @@ class StatedWork:
 
     def write(self, attributes: MutableMapping[str, ir.Attribute]) -> None:
         """States it among the attributes of a custom call, in the current context."""
-        numbers = {name: ir.FloatAttr.get_f64(float(getattr(self, name))) for name in _NUMBERS}
-        attributes[WORK] = ir.DictAttr.get({**numbers, "basis": ir.StringAttr.get(self.basis)})
-
-
-_NUMBERS = ("flops", "bytes", "efficiency")
+        whole = ir.IntegerType.get_signless(64)
+        attributes[WORK] = ir.DictAttr.get(
+            {
+                "basis": ir.StringAttr.get(self.basis),
+                "bytes": ir.IntegerAttr.get(whole, round(self.bytes)),
+                "efficiency": ir.FloatAttr.get_f64(float(self.efficiency)),
+                "flops": ir.IntegerAttr.get(whole, round(self.flops)),
+            }
+        )
 
 
 def stated_work(op: AnyOp) -> StatedWork | None:
@@ -72,5 +77,6 @@ def stated_work(op: AnyOp) -> StatedWork | None:
     if found is None:
         return None
     stated = ir.DictAttr(found)
-    numbers = {name: float(ir.FloatAttr(stated[name]).value) for name in _NUMBERS}
-    return StatedWork(**numbers, basis=str(ir.StringAttr(stated["basis"]).value))
+    flops, size = (float(ir.IntegerAttr(stated[name]).value) for name in ("flops", "bytes"))
+    share, basis = ir.FloatAttr(stated["efficiency"]).value, ir.StringAttr(stated["basis"]).value
+    return StatedWork(flops, size, float(share), str(basis))

@@ -39,6 +39,16 @@ def is_dynamic(extent: Any) -> bool:
     return not isinstance(extent, int)
 
 
+def compiler_of(params: Any, platform: str) -> str:
+    """The compiler of a call, "mosaic", "triton" or "mosaic_gpu": by its parameters or else by the platform; kernels that
+    are interpreted take what those of TPUs do."""
+    module = type(params).__module__ if params is not None else ""
+    if "mosaic_gpu" in module:
+        return "mosaic_gpu"
+    is_triton = "triton" in module or (params is None and platform in ("cuda", "rocm", "gpu"))
+    return "triton" if is_triton else "mosaic"
+
+
 class Given(NamedTuple):
     """What a call's compiler can give to a kernel beside its operands: numbers to the body, and to index maps, too."""
 
@@ -46,13 +56,9 @@ class Given(NamedTuple):
     to_maps: bool
 
 
-def given_by_compiler(params: Any, platform: str) -> Given:
-    """What the compiler of a call can give, by its parameters or else by the platform; kernels that are interpreted
-    take what those of TPUs do."""
-    module = type(params).__module__ if params is not None else ""
-    is_triton = "triton" in module or (params is None and platform in ("cuda", "rocm", "gpu"))
-    has_scalars = not is_triton and "mosaic_gpu" not in module
-    return Given(is_triton or has_scalars, has_scalars)
+def given_by_compiler(compiler: str) -> Given:
+    """What the compiler of a call can give."""
+    return Given(compiler != "mosaic_gpu", compiler == "mosaic")
 
 
 def has_side_effects(parameters: Mapping[str, Any]) -> bool:

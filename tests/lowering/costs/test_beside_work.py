@@ -94,7 +94,7 @@ def kernel(batch, flops, moved):
     x, w = f"tensor<{batch}x{WIDTH}xf32>", f"tensor<{WIDTH}x{WIDTH}xf32>"
     rows = '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}'
     rule = f"#sdy.op_sharding_rule<([i, j])->([i, j]) {{i={batch}, j={WIDTH}}} need_replication={{j}}, custom>"
-    work = f'{{basis = "", bytes = {moved:e} : f64, efficiency = 5.0e-1 : f64, flops = {flops:e} : f64}}'
+    work = f'{{basis = "", bytes = {moved:.0f}, efficiency = 5.0e-1 : f64, flops = {flops:.0f}}}'
     return f"""
     sdy.mesh @mesh = <["x"=8]>
     func.func @main(%x: {x} {rows}, %v: {w} {rows}) -> ({x} {rows}) {{

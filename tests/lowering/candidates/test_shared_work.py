@@ -20,7 +20,7 @@ from sdy_jax.representation.text import parse_sharding
 
 COSTS = CostModel.of_machine("tpu v5e", ["x"])
 RULE = "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=64, j=1024} need_replication={j}, custom>"
-WORK = '{basis = "", bytes = 8.0e6 : f64, efficiency = 5.0e-1 : f64, flops = 6.4e9 : f64}'
+WORK = '{basis = "", bytes = 8000000, efficiency = 5.0e-1 : f64, flops = 6400000000}'
 
 
 def module_of(target: str, rule: str = RULE, layout: str = '[{"x"}, {}]'):
