@@ -92,7 +92,7 @@ class PricedSegment:
     def ran(self, again: frozenset[Op]) -> list[RanAgain]:
         """The ops that run again and take time, in order."""
         ran = [op for op in self._segment.ops if op in again and self._times[op] > 0]
-        return [RanAgain(op.name, op.mlir.location, self._prices.operations(op), self._times[op]) for op in ran]
+        return [RanAgain(op.title, op.mlir.location, self._prices.operations(op), self._times[op]) for op in ran]
 
 
 def priced_segments(

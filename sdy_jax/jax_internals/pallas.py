@@ -40,8 +40,8 @@ def is_dynamic(extent: Any) -> bool:
 
 
 def compiler_of(params: Any, platform: str) -> str:
-    """The compiler of a call, "mosaic", "triton" or "mosaic_gpu": by its parameters or else by the platform; kernels that
-    are interpreted take what those of TPUs do."""
+    """The compiler of a call, "mosaic", "triton" or "mosaic_gpu": by its parameters or else by the platform. Kernels
+    that are interpreted take what those of TPUs do."""
     module = type(params).__module__ if params is not None else ""
     if "mosaic_gpu" in module:
         return "mosaic_gpu"

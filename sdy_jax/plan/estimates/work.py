@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import manual_axes
+from sdy_jax.ir.stated_work import StatedWork, stated_work
 from sdy_jax.lowering.analysis.factors import split_factors
 from sdy_jax.lowering.analysis.trip_counts import Executions, executions
 from sdy_jax.lowering.emission.emit import value_shardings
@@ -31,6 +32,7 @@ class Work:
     `flops`: those that a device performs. `repeated`: those of them that exceed its part, the whole divided by the
     number of devices; 0 where the op is in as many shards as there are devices. `alike`: the devices that perform the
     same. `is_choice`: the values around the op are split along more axes, but to split the op as well costs more.
+    `kernel`: a device's share of the work that a kernel states.
     """
 
     op: str
@@ -41,6 +43,7 @@ class Work:
     alike: int
     is_choice: bool
     runs: Executions
+    kernel: StatedWork | None = None
 
     @property
     def source(self) -> str:
@@ -83,14 +86,15 @@ class _Reader:
         rules, runs = RuleBook().without_overrides(), dict[Block, Executions]()
         for op in self.graph.main.walk():
             rule = rules.rule_of(op) if op.block is not None and not _is_sdy(op) else None
+            kernel = stated_work(op) if op.name == "stablehlo.custom_call" else None
             whole = operations_of(op) if rule is not None and rule.factor_sizes else 0
-            if not whole or rule is None or op.block is None or _is_inside(op):
+            if not (whole or kernel) or rule is None or op.block is None or _is_inside(op):
                 continue
             if op.block not in runs:
                 runs[op.block] = executions(op)
-            yield op, self._work(op, rule, whole, runs[op.block])
+            yield op, self._work(op, rule, whole, runs[op.block], kernel)
 
-    def _work(self, op: Op, rule: OpShardingRule, whole: float, runs: Executions) -> Work:
+    def _work(self, op: Op, rule: OpShardingRule, whole: float, runs: Executions, kernel: StatedWork | None) -> Work:
         used = split_factors(rule, [self.shardings.get(v) for v in (*op.operands, *op.results)], self.mesh)
         shards = math.prod(axes_size(axes, self.mesh) for axes in used.values())
         parts = math.prod(
@@ -102,7 +106,8 @@ class _Reader:
         type_ = type_text(value.dtype, value.shape, self.shardings.get(value))
         taken = [axis for axes in used.values() for axis in axes]
         is_choice = repeated > 0 and self._is_split_further(op, taken)
-        return Work(op.name, type_, op.mlir.location, whole * parts, repeated, devices // shards, is_choice, runs)
+        own = None if kernel is None else replace(kernel, flops=kernel.flops * parts, bytes=kernel.bytes * parts)
+        return Work(op.title, type_, op.mlir.location, whole * parts, repeated, devices // shards, is_choice, runs, own)
 
     def _devices_of(self, op: Op) -> int:
         """The devices that could share the op's work: in manual computations, those along the other axes."""

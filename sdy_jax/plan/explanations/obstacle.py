@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sdy_jax.ir.graph import Op
+from sdy_jax.ir.stated_work import stated_work
 from sdy_jax.plan.explanations.annotation_origins import Annotations
 from sdy_jax.plan.explanations.naming import Naming
 from sdy_jax.propagation.blockers import Blockage, Blockers, Reason
@@ -13,7 +15,7 @@ from sdy_jax.propagation.history import axis_at
 from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.propagation.worklist import WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.type_text import axis_name
+from sdy_jax.representation.type_text import axis_name, bytes_text, flops_text
 
 Links = Callable[[int, int, AxisRef], Iterator[str]]
 """The links of an axis (place, dimension, axis) back to its annotation, as text."""
@@ -68,7 +70,7 @@ class ObstacleTexts:
         if block.at != block.target:
             at = naming.role(op, block.at, operands)
             what = f"{at} is in the way: {what}"
-        text = f"{far}{naming.op_text(op)}: {has} has it, but does not give it to {target}: {what}"
+        text = f"{far}{naming.op_text(op)}: {has} has it, but does not give it to {target}: {what}{_work_of(op)}"
         return Obstacle(block.reason.name, text, tuple(self._because(block)), op.name, site.line, site.function)
 
     def _what(self, block: Blockage, axis: AxisRef) -> str:
@@ -114,6 +116,14 @@ class ObstacleTexts:
                 yield from self.links(value_id, block.dim, held)
         elif block.reason in (Reason.CLOSED, Reason.REPLICATED, Reason.UNREDUCED, Reason.MESHES):
             yield from (note.text for note in self.annotations.of(value_id))
+
+
+def _work_of(op: Op) -> str:
+    """What a kernel performs that is not split; nothing of other ops."""
+    work = stated_work(op) if op.name == "stablehlo.custom_call" else None
+    if work is None:
+        return ""
+    return f"; whole it performs {flops_text(work.flops)} and moves {bytes_text(work.bytes)} of memory"
 
 
 def _allowed(entry: WorklistEntry) -> str:

@@ -107,7 +107,7 @@ class _Columns:
     def _ops(self) -> dict[str, Any]:
         ops = self._record.ops
         return {
-            "kind": [self._strings(op.kind) for op in ops],
+            "kind": [self._strings(op.title) for op in ops],
             "place": [self._place(op.place) for op in ops],
             "operands": [[self._names(name) for name in op.operands] for op in ops],
             "results": [[self._names(name) for name in op.results] for op in ops],

@@ -97,7 +97,7 @@ def _most_held(record: PlanRecord) -> Iterator[tuple[str, ...]]:
 def _most_computed(record: PlanRecord) -> Iterator[tuple[str, ...]]:
     sums: dict[tuple[str, str], float] = {}
     for op in record.ops:
-        key = op.place.primitive or op.kind, op.place.lines
+        key = op.title if op.kernel is not None else op.place.primitive or op.kind, op.place.lines
         sums[key] = sums.get(key, 0.0) + op.flops * op.times
     (what, line), most = max(sums.items(), key=lambda item: item[1], default=(("", ""), 0.0))
     if most and record.flops:

@@ -18,6 +18,7 @@ from sdy_jax.plan.page.findings import (
     recomputed_section,
     repeated_section,
 )
+from sdy_jax.plan.page.kernels import kernels_section
 from sdy_jax.plan.page.pipelines import pipelines_section
 from sdy_jax.plan.page.sections import Section, fitted
 from sdy_jax.plan.record.record import PlanRecord
@@ -46,6 +47,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         *automatic_sections(record),
         moves_section(record),
         collective_section(record),
+        kernels_section(record),
         layouts_section(record),
         recomputed_section(record),
         blocked_section(record),

@@ -15,7 +15,7 @@ from sdy_jax.plan.page.pipelines import PipelineRow, pipeline_rows
 from sdy_jax.plan.page.terminal import coloured, show
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.representation.type_text import bytes_text, flops_text, sizes_text
+from sdy_jax.representation.type_text import bytes_text, flops_text, seconds_text, sizes_text
 
 
 class CollectiveRow(NamedTuple):
@@ -40,6 +40,20 @@ class OpRow(NamedTuple):
     repeated: float
     line: str
     scope: str
+
+
+class KernelRow(NamedTuple):
+    """A kernel: operations of one device in all executions, bytes that it reads from memory and writes to it, how long
+    that takes by the cost model, and where these figures are from."""
+
+    kernel: str
+    type: str
+    flops: float
+    bytes: float
+    time: str
+    trips: str
+    basis: str
+    line: str
 
 
 class ValueRow(NamedTuple):
@@ -179,7 +193,18 @@ def _ops(record: PlanRecord) -> Iterator[OpRow]:
     for op in record.ops:
         value = record.value_of.get(op.results[0]) if op.results else None
         type_ = value.tensor.type if value is not None else ""
-        yield OpRow(op.kind, type_, op.flops * op.times, op.repeated * op.times, op.place.lines, op.place.scope)
+        yield OpRow(op.title, type_, op.flops * op.times, op.repeated * op.times, op.place.lines, op.place.scope)
+
+
+def _kernels(record: PlanRecord) -> Iterator[KernelRow]:
+    for op in record.ops:
+        if (own := op.kernel) is not None:
+            value = record.value_of.get(op.results[0]) if op.results else None
+            type_ = value.tensor.type if value is not None else ""
+            time = seconds_text(own.seconds * op.times) if own.seconds else ""
+            runs = f"{op.times} trips" if op.times > 1 else ""
+            figures = op.flops * op.times, own.bytes * op.times, time
+            yield KernelRow(own.title, type_, *figures, runs, own.basis, op.place.lines)
 
 
 def _values(record: PlanRecord) -> Iterator[ValueRow]:
@@ -224,4 +249,5 @@ _TABLES: Mapping[str, tuple[str, Any, Callable[[PlanRecord], Iterator[Any]]]] = 
     "memory": ("what a device holds when it holds most", MemoryRow, _memory),
     "meshes": ("meshes", MeshRow, _meshes),
     "pipelines": ("pipelines", PipelineRow, pipeline_rows),
+    "kernels": ("kernels", KernelRow, _kernels),
 }

@@ -92,6 +92,23 @@ class RecordedValue:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedKernel:
+    """What one execution of a kernel takes on a device.
+
+    Attributes:
+        title: the name of the kernel.
+        bytes: those that it reads from the device's memory and writes to it.
+        seconds: its time by the cost model; 0 where that knows none.
+        basis: where the figures are from, in words.
+    """
+
+    title: str
+    bytes: float = 0.0
+    seconds: float = 0.0
+    basis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedOp:
     """An op of the partitioned program.
 
@@ -104,6 +121,7 @@ class RecordedOp:
         repeated: those of them that other devices perform as well: the same on so many devices, `alike`.
         is_choice: the values around it are split further, but to split the op as well costs more.
         times, times_known: as of a collective.
+        kernel: what it takes where it is one.
     """
 
     kind: str
@@ -118,6 +136,12 @@ class RecordedOp:
     is_choice: bool = False
     times: int = 1
     times_known: bool = True
+    kernel: RecordedKernel | None = None
+
+    @property
+    def title(self) -> str:
+        """What users call it."""
+        return self.kind if self.kernel is None else self.kernel.title
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.analysis.trip_counts import Executions, executions
+from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.memory.peak import peak_and_buffers
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.plan.estimates.work import Work
-from sdy_jax.plan.record.program import RecordedBuffer, RecordedMemory, RecordedOp, RecordedValue
+from sdy_jax.plan.record.program import RecordedBuffer, RecordedKernel, RecordedMemory, RecordedOp, RecordedValue
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.tensors import Tensors
 
@@ -38,15 +39,20 @@ class OpRecords:
         for op in self.order:
             names.name(op)
 
-    def ops(self, work: Mapping[Op, Work]) -> Iterator[RecordedOp]:
-        """The ops, with what they compute."""
+    def ops(self, work: Mapping[Op, Work], costs: CostModel) -> Iterator[RecordedOp]:
+        """The ops, with what they compute, and how long kernels take."""
         for op in self.order:
             made, done = self._op(op), work.get(op)
             if done is None:
                 yield made
             else:
                 yield replace(
-                    made, flops=done.flops, repeated=done.repeated, alike=done.alike, is_choice=done.is_choice
+                    made,
+                    flops=done.flops,
+                    repeated=done.repeated,
+                    alike=done.alike,
+                    is_choice=done.is_choice,
+                    kernel=_kernel(op, done, costs),
                 )
 
     def _op(self, op: Op) -> RecordedOp:
@@ -106,6 +112,15 @@ def ops_in(block: Block) -> Iterator[Op]:
         if is_data_flow(op):
             for inner in op.blocks:
                 yield from ops_in(inner)
+
+
+def _kernel(op: Op, done: Work, costs: CostModel) -> RecordedKernel | None:
+    """What a kernel takes; None of other ops."""
+    own = done.kernel
+    if own is None:
+        return None
+    seconds = costs.work_time(own.operations, own.bytes) if costs.unit == "seconds" else 0.0
+    return RecordedKernel(op.title, own.bytes, seconds, own.basis)
 
 
 class _Proposed:

@@ -76,7 +76,7 @@ def record_of(plan: Answers) -> PlanRecord:
         annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
         code=code_of(plan.stages["imported"], places) if ops is not None else (),
         collectives=collectives,
-        ops=tuple(ops.ops(plan.work_by_op)) if ops is not None else (),
+        ops=tuple(ops.ops(plan.work_by_op, plan.costs)) if ops is not None else (),
         values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
         memory=_memory(plan, ops) if ops is not None else None,
         time=_time(plan),
