@@ -10,7 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
+from jax.extend.mlir import ir
+
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.custom_ops import RAGGED
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.runtime.mesh import block_indices
@@ -61,6 +65,8 @@ def device_groups(op: Op, mesh: Mesh) -> Groups:
             that the mesh does not have.
     """
     everybody = tuple(range(mesh.size))
+    if op.key == RAGGED:
+        return _ragged_groups(op, mesh)
     if not _has_channel(op):
         return tuple((position,) for position in everybody)  # the groups are of replicas, and there is only one
     if op.name in _REPLICAS_TIMES_PARTITIONS and "use_global_device_ids" not in op.attributes:
@@ -72,7 +78,25 @@ def device_groups(op: Op, mesh: Mesh) -> Groups:
     if not ids:
         return (everybody,)
     width = given.type.shape[1]  # type: ignore[union-attr]
-    groups = tuple(_positions(ids[i : i + width], mesh) for i in range(0, len(ids), width))
+    return _of_all_devices(op, tuple(_positions(ids[i : i + width], mesh) for i in range(0, len(ids), width)), mesh)
+
+
+def _ragged_groups(op: Op, mesh: Mesh) -> Groups:
+    """Those of jax's ragged exchange, which says them in its backend configuration, between partitions."""
+    said = ir.DictAttr(op.attributes["backend_config"])
+    if "channel_id" not in said:
+        return tuple((position,) for position in range(mesh.size))
+    ids = np.array(ir.DenseIntElementsAttr(said["replica_groups"]))
+    return _of_all_devices(op, tuple(_positions(group.tolist(), mesh) for group in ids), mesh)
+
+
+def _of_all_devices(op: Op, groups: Groups, mesh: Mesh) -> Groups:
+    """Groups of one size that hold each device once.
+
+    Raises:
+        UnsupportedError: they are none.
+    """
+    everybody = range(mesh.size)
     if sorted(member for group in groups for member in group) != list(everybody):
         raise UnsupportedError(
             f"replica_groups {[list(group) for group in groups]} of {op.name}; expected groups of one size that hold "

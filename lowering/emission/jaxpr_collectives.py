@@ -20,6 +20,7 @@ _KINDS = {
     "all_gather_invariant": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all",
+    "ragged_all_to_all": "ragged_all_to_all",
     "ppermute": "collective_permute",
 }
 """The primitives of lax."""
@@ -69,7 +70,8 @@ def _inner(values: Any) -> Iterator[Jaxpr]:
 def _sent(eqn: JaxprEqn, kind: str, group: int) -> float:
     if kind == "collective_permute" and all(sender == receiver for sender, receiver in eqn.params["perm"]):
         return 0.0
-    before, after = (sum(map(_bytes, ends)) for ends in (eqn.invars, eqn.outvars))
+    moved = eqn.invars[:1] if kind == "ragged_all_to_all" else eqn.invars  # beside places, and numbers of rows
+    before, after = (sum(map(_bytes, ends)) for ends in (moved, eqn.outvars))
     return wire_bytes(kind, group, before, after)
 
 

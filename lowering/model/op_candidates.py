@@ -42,7 +42,7 @@ class OpCandidates:
         """The candidates of an op, the walk's own first; only that may be on another mesh."""
         kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
         carried = tuple(self._carried(op))
-        sends = op.signature if op.name in SENT else None
+        sends = op.signature if op.key in SENT else None
         key = kind, layouts, decision.inside, carried, sends
         if key not in self._candidates:
             own = self._own_candidate(kind, decision, layouts)

@@ -134,7 +134,7 @@ class BucketCandidates:
 
     def is_barrier(self, op: Op) -> bool:
         """Whether nothing may move from one side of an op to the other."""
-        is_users = op.name in SENT or (op.name in COLLECTIVE_OPS and op not in self._records)
+        is_users = op.key in SENT or (op.name in COLLECTIVE_OPS and op not in self._records)
         return is_users or is_data_flow(op) or has_effect(op) or op is (op.block and op.block.terminator)
 
     def moves(self, op: Op, small: float) -> bool:

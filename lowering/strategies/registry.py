@@ -295,8 +295,8 @@ def is_forwarding(op: Op) -> bool:
 
 def rejection(op: Op, mesh: Mesh) -> str | None:
     """Why an op cannot be partitioned over a mesh at all; None for those that can."""
-    if op.name in CHECKS:
-        return CHECKS[op.name](op, mesh)
+    if op.key in CHECKS:
+        return CHECKS[op.key](op, mesh)
     if op.name == "stablehlo.custom_call":
         return REJECTED.get(op.text("call_target_name"))
     return REJECTED.get(op.name)

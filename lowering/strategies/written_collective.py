@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.custom_ops import RAGGED
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.collectives import chunks, data_movement, reductions
@@ -28,10 +30,12 @@ from sdy_jax.lowering.emission.re_emission import stablehlo_op_p
 from sdy_jax.lowering.emission.wire_bytes import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.monoids import reduction_kind
-from sdy_jax.lowering.strategies.registry import Sent, check, sends
+from sdy_jax.lowering.strategies.registry import Sent, Strategy, check, pass_through_factors, sends, strategies
 from sdy_jax.lowering.targets.rates import wire_bytes
+from sdy_jax.op_rules.slicing import CONSTANT_OPS
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -45,7 +49,7 @@ _GROUPED = (
 )
 
 
-@check(*_GROUPED)
+@check(*_GROUPED, RAGGED)
 def _check_groups(op: Op, mesh: Mesh) -> str | None:
     try:
         groups = device_groups(op, mesh)
@@ -73,6 +77,12 @@ def _check_partition_id(op: Op, mesh: Mesh) -> str | None:
     return wrong and f"{wrong}, or use jax.lax.axis_index in jax.shard_map"
 
 
+@strategies(*_GROUPED, RAGGED, "stablehlo.collective_permute")
+def _exchange(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """What devices exchange is priced as sent; they compute nothing of it, however many factors it has."""
+    return [Strategy("exchange", pass_through_factors(rule), work=frozenset())]
+
+
 @sends(*_GROUPED)
 def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
     """One collective per operand, as they are emitted."""
@@ -96,6 +106,36 @@ def _bytes_in_groups(op: Op, value: Value, sharding: TensorSharding, mesh: Mesh,
     if kind in ("all_gather", "all_reduce", "collective_broadcast"):
         return gathered_bytes(block, size)
     return wire_bytes(kind, size, block, block)
+
+
+@sends(RAGGED)
+def _sent_by_rows(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
+    """As many rows as a device is said to send where that is constant, else all that it has, and there is room for: of
+    these the share that goes to others."""
+    groups = device_groups(op, mesh)
+    axes, size = axes_of_groups(groups, _whole_axes(mesh), mesh), len(groups[0])
+    if size == 1:
+        return []
+    given, taken = zip(op.operands[:2], operands[:2], strict=True)
+    (rows, *width), (room, *_) = (s.local_shape(value.shape or (), mesh) for value, s in (given, taken))
+    rows = min([rows, *_constant_sums(op.operands[_SEND_SIZES])])
+    block = op.operands[0].itemsize * min(rows, room) * math.prod(width)
+    detail = str([list(group) for group in groups]) if axes is None else braces(axes)
+    return [Sent(CollectiveSummary(RAGGED, axes or (), detail), 0, wire_bytes(RAGGED, size, block, block))]
+
+
+_SEND_SIZES = 3
+"""Given (`lax.ragged_all_to_all`): the operand that has the numbers of rows which a device sends to the others."""
+
+
+def _constant_sums(value: Value) -> list[int]:
+    """The sum of a vector that is constant, or one number everywhere; none of others."""
+    op, times = value.defining_op, 1
+    if op is not None and op.name == "stablehlo.broadcast_in_dim" and not op.operands[0].shape:
+        op, times = op.operands[0].defining_op, math.prod(value.shape or ())
+    if op is None or op.name not in CONSTANT_OPS:
+        return []
+    return [times * int(np.array(ir.DenseIntElementsAttr(op.attributes["value"])).sum())]
 
 
 @sends("stablehlo.collective_permute")
@@ -191,6 +231,15 @@ def _partition_id(local: LocalOp) -> jax.Array:
 def _replica_id(local: LocalOp) -> jax.Array:
     """The program has one replica; its partitions are the devices."""
     return jnp.uint32(0)
+
+
+@emitter(RAGGED)
+def _ragged_all_to_all(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
+    groups = device_groups(local.op, local.mesh.mesh)
+    axes = axes_of_groups(groups, local.mesh.all_atoms, local.mesh.mesh)
+    mesh, along = (local.mesh, axes) if axes is not None else (local.mesh.in_groups(groups), (AxisRef("member"),))
+    with jax.named_scope(scope_name(RAGGED, axes or (), local.op.source)):
+        return [lax.ragged_all_to_all(*operands, **mesh.group(along))]
 
 
 def _folded(local: LocalOp, partials: jax.Array) -> jax.Array:

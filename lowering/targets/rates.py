@@ -27,6 +27,7 @@ TABLE: dict[str, tuple[_Bytes, int]] = {
     "reduce_scatter": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
     "all_reduce": (lambda g, b_in, b_out: 2 * _kept(g) * b_in, 2),
     "all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
+    "ragged_all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
     "collective_permute": (lambda g, b_in, b_out: b_in, 0),  # to a neighbour
     "gather_and_reduce": (lambda g, b_in, b_out: (g - 1) * b_in, 1),
     "all_slice": (lambda g, b_in, b_out: 0.0, 0),
@@ -34,7 +35,10 @@ TABLE: dict[str, tuple[_Bytes, int]] = {
     "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, 0),
 }
 
-_MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
+_EXCHANGES = frozenset(("all_to_all", "ragged_all_to_all"))
+"""The kinds by which each device sends something of its own to each other one."""
+
+_MOVES = _EXCHANGES | {"all_gather", "collective_permute"}
 """The kinds that combine nothing."""
 
 IN_A_BUCKET = 1 / 9
@@ -118,7 +122,7 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
     if not links:
         return Rate(0.0, 0.0)
     per_byte = 1 / min([link.bandwidth for link in links])
-    if kind == "all_to_all" and any(link.is_torus for link in links):
+    if kind in _EXCHANGES and any(link.is_torus for link in links):
         group = math.prod([link.size for link in links])
         turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
         per_byte = max(per_byte, *turned)

@@ -51,6 +51,9 @@ SHIFTED = "sdy_jax.shifted"
 WHOLE = "sdy_jax.whole"
 """That which says per factor of its rule why it is whole; empty for those that may be split."""
 
+RAGGED = "ragged_all_to_all"
+"""That of jax's exchange of rows among devices, of which each says when it runs how many it sends to which."""
+
 ASKED = "sdy_jax.asked"
 """The attribute of such an op that runs in other layouts than were chosen: those that were, with which it was asked."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.custom_ops import OF_FUNCTIONS, title_of
+from sdy_jax.ir.custom_ops import OF_FUNCTIONS, RAGGED, title_of
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
 from sdy_jax.ir.stated_work import WORK
@@ -107,9 +107,10 @@ class Op:
 
     @property
     def key(self) -> str:
-        """The name by which registries know the op: its own, or the target of a custom call that is ours."""
+        """The name by which registries know the op: its own, or the target of a custom call that is ours, or a
+        collective."""
         target = self.text("call_target_name") if self.name == "stablehlo.custom_call" else ""
-        return target if target.startswith(OWN_TARGETS) else self.name
+        return target if target.startswith(OWN_TARGETS) or target == RAGGED else self.name
 
     @property
     def title(self) -> str:
@@ -118,7 +119,7 @@ class Op:
             return self.name
         if self.key in OF_FUNCTIONS:
             return title_of(self.text("backend_config"))
-        return self.name if self.attribute(WORK) is None else self.text("call_target_name")
+        return self.text("call_target_name") if self.key == RAGGED or self.attribute(WORK) is not None else self.name
 
     @property
     def attributes(self) -> dict[str, ir.Attribute]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, ROUNDED
+from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, RAGGED, ROUNDED
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.stated_work import WORK
 from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, RuleBuilder, result_shape, shape_of
@@ -101,6 +101,21 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
 }
 
 
+def ragged_exchange(op: Op) -> OpShardingRule:
+    """Rows of operand 0 take the places of rows of operand 1, by numbers in the others; what a row holds is moved as it
+    is."""
+    operand, result, builder = shape_of(op), result_shape(op), RuleBuilder.of(op)
+    numbers = len(op.operands) - 2
+    builder.add((0, None, *[None] * numbers), (None,), operand[0], NEED_REPLICATION)
+    builder.add((None, 0, *[None] * numbers), (0,), result[0], NEED_REPLICATION)
+    for dim in range(1, len(result)):
+        builder.add((dim, dim, *[None] * numbers), (dim,), result[dim])
+    for index in range(numbers):
+        places = [0 if number == index else None for number in range(numbers)]
+        builder.add((None, None, *places), (None,), shape_of(op, 2 + index)[0], NEED_REPLICATION)
+    return builder.build()
+
+
 @rule("stablehlo.custom_call", reads_neighbours=True)
 def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
     """By target; unknown targets have no rule unless the op carries its own."""
@@ -110,8 +125,10 @@ def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
 
 @rule("stablehlo.custom_call", reads_neighbours=True, beyond=True)
 def custom_call_of_libraries(op: Op, conservative: bool) -> OpShardingRule | None:
-    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules, and kernels that state
-    their work and no rule, which are whole on every device."""
+    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules, exchanges of rows, and
+    kernels that state their work and no rule, which are whole on every device."""
+    if op.key == RAGGED:
+        return ragged_exchange(op)
     is_whole = op.attribute(WORK) is not None and op.attribute("sdy.sharding_rule") is None
     return custom_call(op, conservative) or library_call(op) or (_apart(op, NEED_REPLICATION) if is_whole else None)
 

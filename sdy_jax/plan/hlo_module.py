@@ -20,6 +20,7 @@ WIRE_BYTES: dict[str, WireFormula] = {
     "all-gather": lambda g, operand: (g - 1) * operand,
     "reduce-scatter": lambda g, operand: (g - 1) / g * operand,
     "all-to-all": lambda g, operand: (g - 1) / g * operand,
+    "ragged-all-to-all": lambda g, operand: (g - 1) / g * operand,
     "collective-permute": lambda senders, operand: operand if senders else 0,
     "slice-send": lambda _, operand: operand,
 }
@@ -282,5 +283,6 @@ def group_size(attributes: str, devices: int) -> int:
 
 def collective_of(instruction: HloInstruction, module: HloModule, count: int) -> HloCollective:
     size = 2 if instruction.opcode == "slice-send" else group_size(instruction.attributes, module.devices)
-    operand = sum(module.bytes_of(name) for name in instruction.operands)
+    moved = instruction.operands[:1] if instruction.opcode == "ragged-all-to-all" else instruction.operands
+    operand = sum(module.bytes_of(name) for name in moved)
     return HloCollective(instruction.opcode, size, operand, WIRE_BYTES[instruction.opcode](size, operand), count)

@@ -38,6 +38,12 @@ def _exchanged(call: Call) -> Expr:
     return _moved(call, "all_to_all", split_axis=call.params["split_axis"], concat_axis=call.params["concat_axis"])
 
 
+@printer("ragged_all_to_all")
+def _exchanged_rows(call: Call) -> Expr:
+    axes = f"axis_name={names_text(call.params['axis_name'])}{_groups(call)}"
+    return call.result(f"lax.ragged_all_to_all({call.arrays()}, {axes})")
+
+
 def _moved(call: Call, function: str, **dimensions: int) -> Expr:
     """A collective of lax along axes, with the dimensions that it says."""
     options = "".join(f"{name}={dimension}, " for name, dimension in dimensions.items())
