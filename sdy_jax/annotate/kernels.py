@@ -39,8 +39,9 @@ from sdy_jax.runtime.devices import lowering_platform
 @emission(pallas_call_p)
 def _emit(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters: Any) -> Sequence[ir.Value]:
     call = Call(parameters)
-    compiler = compiler_of(parameters["compiler_params"], lowering_platform(site.jax_mesh))
-    given = given_by_compiler(compiler)
+    platform = lowering_platform(site.jax_mesh)
+    given = given_by_compiler(compiler_of(parameters["compiler_params"], platform))
+    compiler = compiler_of(parameters["compiler_params"], site.machine or platform)
     found = grid_rule(call, [ir.RankedTensorType(x.type).shape for x in xs], given.to_body, given.to_maps)
     run = with_own_widths(_OnBlocks(call, found, given.to_maps))
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]

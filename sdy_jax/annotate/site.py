@@ -48,10 +48,11 @@ def emission(primitive: Primitive) -> Callable[[AnyEmission], AnyEmission]:
 
 
 class Site:
-    """The tracing or lowering of one partition: its mesh, and the state that its annotations share."""
+    """The tracing or lowering of one partition: its mesh, the platform of the machine for which it is planned if its
+    devices are of another one, and the state that its annotations share."""
 
-    def __init__(self, mesh: Mesh, jax_mesh: AnyMesh):
-        self.mesh, self.jax_mesh = mesh, jax_mesh
+    def __init__(self, mesh: Mesh, jax_mesh: AnyMesh, machine: str = ""):
+        self.mesh, self.jax_mesh, self.machine = mesh, jax_mesh, machine
         self.groups: dict[int, tuple[tuple[int, ...], str]] = {}
         """Shape and argument path of the first member of each sharding group."""
         self.unfinished = False

@@ -33,6 +33,7 @@ from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals.contexts import with_devices
+from sdy_jax.jax_internals.platform_rules import rules_for
 from sdy_jax.jax_internals.tracing import trace_and_lower
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
@@ -62,6 +63,7 @@ def from_function(
     jax_mesh: AnyMesh,
     keep_types: bool = False,
     in_context: bool = True,
+    machine: str = "",
 ) -> Program:
     """Traces `fun` to a program, with the users' shardings on its arguments and results.
 
@@ -73,6 +75,7 @@ def from_function(
         keep_types: whether results have the types that they are computed with, whatever is stated for them.
         in_context: whether the mesh is in context while `fun` is traced, and types on Auto axes show it; else what is
             in context around the call.
+        machine: the platform of the machine for which the program is planned, if it is not that of the mesh's devices.
     """
     leaves, tree, out_shardings = border.leaves, border.tree, border.out_shardings
     mesh = mesh_from_jax(jax_mesh)
@@ -86,7 +89,7 @@ def from_function(
         stated = match_prefix(out_shardings, result, "result", "out_shardings")
         return jax.tree.unflatten(jax.tree.structure(result), [in_stated_type(leaf, mesh, jax_mesh) for leaf in stated])
 
-    site = Site(mesh, jax_mesh)
+    site = Site(mesh, jax_mesh, machine)
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
     devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
     with context, devices, tracing(site):
@@ -96,7 +99,8 @@ def from_function(
         seen = [in_memory(x, leaf, jax_mesh) for x, leaf in zip(types, leaves, strict=True)]
         arguments = jax.tree.unflatten(tree, seen)
         change = functools.partial(_lowered, site)
-        traced = functools.partial(trace_and_lower, checked, arguments, jax_mesh, platform, site.lowering_rules, change)
+        rules = (*site.lowering_rules, *rules_for(machine, platform))
+        traced = functools.partial(trace_and_lower, checked, arguments, jax_mesh, platform, rules, change)
         module, jaxpr, results, constants = _with_devices_if_needed(traced, jax_mesh)
     if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
         raise ClosedOverReferences(refs)

@@ -21,6 +21,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
+from sdy_jax.runtime.devices import lowering_platform, lowering_platforms
 
 
 class Keywords(TypedDict, total=False):
@@ -156,6 +157,14 @@ class Options:
     def target(self, mesh: AnyMesh) -> Target:
         """The devices for which plans on a mesh are: its own, or those of the machine whose rates costs are."""
         return Target.of(mesh, self.costs.machine if self.costs is not None else "")
+
+    def machine_platform(self, mesh: AnyMesh) -> str:
+        """The platform by which jax lowers for the machine whose rates costs are; empty where they are of none, or of
+        the platform of the mesh's devices."""
+        if self.costs is None or not self.costs.machine:
+            return ""
+        platforms = lowering_platforms(self.target(mesh).family.name)
+        return "" if lowering_platform(mesh) in platforms else platforms[0]
 
     def of_derivatives(self, mesh: AnyMesh) -> Options:
         """Those of the functions of derivatives, on `mesh`: what is said of arguments and left to jit is not theirs."""

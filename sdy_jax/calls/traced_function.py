@@ -193,6 +193,7 @@ class TracedFunction:
             mesh,
             self.is_inner,
             in_context,
+            self.options.machine_platform(mesh),
         )
         if donated := self.donated(arguments):
             program.mark_donated(donated)
