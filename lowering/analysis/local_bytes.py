@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.stated_work import Share, Uneven
 from sdy_jax.lowering.analysis.factors import split_factors
 from sdy_jax.lowering.analysis.rounding import values_kept_rounded
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.strategies.registry import Share
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
@@ -22,15 +22,15 @@ class LocalBytes:
         self._arrays = arrays
         self._rounded = values_kept_rounded(graph) if arrays.rounds else frozenset()
 
-    def share_of(self, op: Op, rule: OpShardingRule, whole: float) -> float:
-        """What one device has of a whole that the factors of an op's rule share out."""
+    def share_of(self, op: Op, rule: OpShardingRule, whole: float, uneven: Uneven = ()) -> float:
+        """What one device has of a whole that the factors of an op's rule share out, some of them unevenly."""
         shardings = [self._shardings.get(value) for value in (*op.operands, *op.results)]
         mesh = next((self._meshes.get(str(s.mesh)) for s in shardings if s is not None), None)
         if mesh is None:
             return whole
         split = split_factors(rule, shardings, mesh)
         shards = [axes_size(split.get(factor, ()), mesh) for factor in range(len(rule.factor_sizes))]
-        return Share(whole, rule.factor_sizes)(tuple(shards))
+        return Share(whole, rule.factor_sizes, uneven)(shards)
 
     def of(self, value: Value) -> float:
         sharding, rounded = self._shardings.get(value), value in self._rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.stated_work import stated_work
+from sdy_jax.ir.stated_work import Uneven, stated_work
 from sdy_jax.lowering.analysis.fusion import takes_long
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.costs.cost_model import CostModel
@@ -30,7 +30,8 @@ class WorkTimes:
             return 0.0
         work = stated_work(op) if op.name == "stablehlo.custom_call" else None
         if work is not None:
-            return self._costs.work_time(self._share(op, work.operations), self._share(op, work.bytes))
+            operations, moved = (self._share(op, whole, work.uneven) for whole in (work.operations, work.bytes))
+            return self._costs.work_time(operations, moved)
         return self._costs.work_time(self.operations(op), sum(self.touched(op)))
 
     def operations(self, product: Op) -> float:
@@ -45,7 +46,7 @@ class WorkTimes:
         """The bytes of each operand and result on one device."""
         return [self.bytes(value) for value in (*op.operands, *op.results)]
 
-    def _share(self, op: Op, whole: float) -> float:
+    def _share(self, op: Op, whole: float, uneven: Uneven = ()) -> float:
         """What one device has of what all perform for an op."""
         rule = self._rules.rule_of(op)
-        return whole if rule is None else self._local.share_of(op, rule, whole)
+        return whole if rule is None else self._local.share_of(op, rule, whole, uneven)

@@ -26,7 +26,6 @@ Tables, filled by the family modules of this package:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,7 +36,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import CONSTRAINTS
-from sdy_jax.ir.stated_work import StatedWork, stated_work
+from sdy_jax.ir.stated_work import Share, StatedWork, stated_work
 from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import Mesh
@@ -325,23 +324,9 @@ def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
 def _with_work(strategy: Strategy, work: StatedWork, rule: OpShardingRule) -> Strategy:
     """A strategy of a call that states its work: a device performs its share of that."""
     sizes = (strategy.rule or rule).factor_sizes
-    return replace(strategy, operations=Share(work.operations, sizes), traffic=Share(work.bytes, sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one device has of a whole that factors of these sizes share out, in whole elements: the first one's.
-
-    >>> Share(24.0, (3, 8))((2, 4))
-    4.0
-    """
-
-    whole: float
-    sizes: tuple[int, ...]
-
-    def __call__(self, shards: Shards) -> float:
-        split = [(size, count) for size, count in zip(self.sizes, shards, strict=True) if count > 1 and size]
-        return self.whole * math.prod([-(-size // count) / size for size, count in split])
+    uneven = work.uneven if strategy.rule is None else ()
+    operations, traffic = Share(work.operations, sizes, uneven), Share(work.bytes, sizes, uneven)
+    return replace(strategy, operations=operations, traffic=traffic)
 
 
 def _kept_whole(rule: OpShardingRule, own: OpShardingRule) -> frozenset[int]:

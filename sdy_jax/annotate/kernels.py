@@ -49,7 +49,8 @@ def _emit(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters
         SHIFTED: ir.DenseI64ArrayAttr.get(sorted(found.shifted)),
         WHOLE: ir.ArrayAttr.get([ir.StringAttr.get(reason) for reason in found.whole]),
     }
-    op = Kernel(call.title, run, partial(work_of_call, parameters, compiler), call.scalars)
+    factors = tuple(zip(found.dims, found.rule.factor_sizes, strict=False))
+    op = Kernel(call.title, run, partial(work_of_call, parameters, compiler, factors), call.scalars)
     site.has_kernels = True
     return call_function(KERNEL, op, types, xs, found.rule, has_side_effects(parameters), stated=stated)
 

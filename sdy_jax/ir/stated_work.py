@@ -13,7 +13,7 @@ has the same prices.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.mlir import ir
@@ -23,6 +23,30 @@ from sdy_jax.ir.operations import AnyOp
 
 WORK = "sdy_jax.work"
 """The attribute of a custom call that states its work."""
+
+
+Uneven = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+"""Pairs of a factor and pairs: of a number of parts and the share of one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device has of a whole that factors of these sizes share out, in whole elements: the first one's, or
+    that with the largest share along factors that are `uneven`.
+
+    >>> Share(24.0, (3, 8))((2, 4))
+    4.0
+    """
+
+    whole: float
+    sizes: tuple[int, ...]
+    uneven: Uneven = ()
+
+    def __call__(self, shards: Sequence[int]) -> float:
+        """That of a device where each factor is in so many shards."""
+        split = [(f, n, count) for f, (n, count) in enumerate(zip(self.sizes, shards, strict=True)) if count > 1 and n]
+        known = {factor: dict(shares) for factor, shares in self.uneven}
+        return self.whole * math.prod([known.get(f, {}).get(count, -(-n // count) / n) for f, n, count in split])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +60,8 @@ class StatedWork:
         efficiency: the share of the peak of arithmetic that such calls reach, above 0; where what it moves takes
             longer, that decides.
         basis: where the numbers are from, in words, with what they leave out.
+        uneven: the factors of the op's rule along which parts perform unequal shares, as queries under a causal mask:
+            per number of parts of one the share of that which performs most. Of others all perform alike.
 
     Raises:
         SdyError: a number that is negative or not finite, or an efficiency of 0.
@@ -45,6 +71,7 @@ class StatedWork:
     bytes: float
     efficiency: float = 1.0
     basis: str = ""
+    uneven: Uneven = ()
 
     def __post_init__(self) -> None:
         for name in ("flops", "bytes", "efficiency"):
@@ -61,14 +88,15 @@ class StatedWork:
     def write(self, attributes: MutableMapping[str, ir.Attribute]) -> None:
         """States it among the attributes of a custom call, in the current context."""
         whole = ir.IntegerType.get_signless(64)
-        attributes[WORK] = ir.DictAttr.get(
-            {
-                "basis": ir.StringAttr.get(self.basis),
-                "bytes": ir.IntegerAttr.get(whole, round(self.bytes)),
-                "efficiency": ir.FloatAttr.get_f64(float(self.efficiency)),
-                "flops": ir.IntegerAttr.get(whole, round(self.flops)),
-            }
-        )
+        stated: dict[str, ir.Attribute] = {
+            "basis": ir.StringAttr.get(self.basis),
+            "bytes": ir.IntegerAttr.get(whole, round(self.bytes)),
+            "efficiency": ir.FloatAttr.get_f64(float(self.efficiency)),
+            "flops": ir.IntegerAttr.get(whole, round(self.flops)),
+        }
+        if self.uneven:
+            stated["uneven"] = ir.DictAttr.get({str(factor): _shares_said(shares) for factor, shares in self.uneven})
+        attributes[WORK] = ir.DictAttr.get(stated)
 
 
 def stated_work(op: AnyOp) -> StatedWork | None:
@@ -79,4 +107,14 @@ def stated_work(op: AnyOp) -> StatedWork | None:
     stated = ir.DictAttr(found)
     flops, size = (float(ir.IntegerAttr(stated[name]).value) for name in ("flops", "bytes"))
     share, basis = ir.FloatAttr(stated["efficiency"]).value, ir.StringAttr(stated["basis"]).value
-    return StatedWork(flops, size, float(share), str(basis))
+    uneven = ir.DictAttr(stated["uneven"]) if "uneven" in stated else ()
+    factors = sorted((int(entry.name), _shares(ir.DictAttr(entry.attr))) for entry in uneven)
+    return StatedWork(flops, size, float(share), str(basis), tuple(factors))
+
+
+def _shares_said(shares: Sequence[tuple[int, float]]) -> ir.DictAttr:
+    return ir.DictAttr.get({str(count): ir.FloatAttr.get_f64(share) for count, share in shares})
+
+
+def _shares(said: ir.DictAttr) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((int(entry.name), float(ir.FloatAttr(entry.attr).value)) for entry in said))

@@ -49,7 +49,7 @@ class BodyWork:
     """What is counted.
 
     Attributes:
-        flops: floating-point operations.
+        flops: floating-point operations, of each step.
         awaited, started: the bytes of copies between main memory and a core, by what is waited for and what is started.
         copies: how many are waited for.
         places: from how many places a copy begins that are known to be different ones.
@@ -57,7 +57,7 @@ class BodyWork:
         reasons: what keeps it from being exact.
     """
 
-    flops: float = 0.0
+    flops: np.ndarray = field(default_factory=lambda: np.zeros(1))
     awaited: float = 0.0
     started: float = 0.0
     copies: float = 0.0
@@ -72,7 +72,7 @@ class BodyWork:
         return self.awaited or self.started
 
     def add(self, other: BodyWork) -> None:
-        self.flops += other.flops
+        self.flops = self.flops + other.flops
         self.awaited += other.awaited
         self.started += other.started
         self.copies += other.copies
@@ -83,7 +83,7 @@ class BodyWork:
 
     @property
     def _order(self) -> tuple[float, float, float]:
-        return self.flops, self.awaited, self.started
+        return float(self.flops.sum()), self.awaited, self.started
 
 
 def body_work(
@@ -161,7 +161,8 @@ class _Counter:
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
             scope.set(equation.outvars, self.run(inner, scope.values(equation.invars), weights))
             return
-        self.found.flops += flops_of(equation) * float(weights.sum())
+        if count := flops_of(equation):
+            self.found.flops = self.found.flops + count * weights
         self.found.has_products |= name == PRODUCT or name in UNKNOWN_PRODUCTS
         self.found.has_transcendentals |= name in TRANSCENDENTAL
         if name in UNKNOWN_PRODUCTS:

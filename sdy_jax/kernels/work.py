@@ -9,7 +9,7 @@ first: the estimate of JAX's flash attention, for one, is of all that a causal m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,24 @@ from sdy_jax.kernels.body import reads_of
 from sdy_jax.kernels.body_work import body_work
 from sdy_jax.kernels.efficiency import efficiency_of
 
+_ALIKE = 1e-6
+"""Given: shares are sums of floats, whose rounding is no difference."""
+
 _ON_GPUS = frozenset(("mosaic_gpu", "triton"))
 
 
 def work_of_call(
-    parameters: Mapping[str, Any], compiler: str = "mosaic", known: Sequence[np.ndarray | None] = ()
+    parameters: Mapping[str, Any],
+    compiler: str = "mosaic",
+    factors: Sequence[tuple[int, int]] = (),
+    known: Sequence[np.ndarray | None] = (),
 ) -> StatedWork:
     """The work of a call.
 
     Args:
         parameters: those of the `pallas_call` equation.
         compiler: as `compiler_of` says.
+        factors: of its sharding rule those that go over its grid: the dimension and the size of each.
         known: the values of its first operands, which are the bounds of its grid and scalars, where they are constants.
     """
     mapping, reasons = parameters["grid_mapping"], dict[str, None]()
@@ -38,11 +45,12 @@ def work_of_call(
     grid = known_grid(mapping, known[:bounds], reasons)
     scalars = mapping.index_map_avals[len(grid) :]
     tables = tables_of(scalars, known[bounds:])
-    done = body_work(parameters["jaxpr"], *_places(parameters["jaxpr"], mapping, grid), tables)
+    places, extents, weight = _places(parameters["jaxpr"], mapping, grid)
+    done = body_work(parameters["jaxpr"], places, extents, weight, tables)
     moved = block_traffic(mapping, Steps.of(grid), tables, compiler in _ON_GPUS)
     work_is_open = {**reasons, **done.reasons}
     moves_are_open = {**reasons, **dict.fromkeys(moved.reasons), **(done.reasons if done.copied else {})}
-    flops, size, basis = done.flops, moved.blocks + (done.copied or moved.left), ["counted"]
+    flops, size, basis = float(np.sum(done.flops)), moved.blocks + (done.copied or moved.left), ["counted"]
     stated = parameters["cost_estimate"]
     if stated is None:
         basis += {**work_is_open, **moves_are_open}
@@ -51,13 +59,38 @@ def work_of_call(
         size = float(stated.bytes_accessed) if moves_are_open else size
         basis = ["as its cost_estimate states"]
     share = efficiency_of(done.has_products, done.has_transcendentals, compiler)
-    return StatedWork(flops, size, share, "; ".join(basis))
+    uneven = () if work_is_open else tuple(_uneven(done.flops, places, factors, mapping, grid))
+    return StatedWork(flops, size, share, "; ".join(basis), uneven)
+
+
+def _uneven(
+    flops: np.ndarray,
+    places: Mapping[int, np.ndarray],
+    factors: Sequence[tuple[int, int]],
+    mapping: Any,
+    grid: Sequence[int],
+) -> Iterator[tuple[int, tuple[tuple[int, float], ...]]]:
+    """The factors along which parts of the grid perform unequal shares (`StatedWork.uneven`)."""
+    axes = {dim: axis for axis, dim in enumerate(_own_dims(mapping, grid))}
+    for factor, (dim, size) in enumerate(factors):
+        steps = places.get(axes.get(dim, -1))
+        if steps is None or size < 2 or not flops.any():
+            continue
+        of_index = np.bincount(steps * size // grid[dim], np.broadcast_to(flops, steps.shape), size) / flops.sum()
+        shares = [(n, float(of_index.reshape(n, -1).sum(1).max())) for n in range(2, size + 1) if not size % n]
+        if any(share > (1 + _ALIKE) / n for n, share in shares):
+            yield factor, tuple(shares)
+
+
+def _own_dims(mapping: Any, grid: Sequence[int]) -> list[int]:
+    """The dimensions of a grid that its body counts: without those of `vmap`."""
+    return [dim for dim in range(len(grid)) if dim not in set(mapping.vmapped_dims)]
 
 
 def _places(body: Any, mapping: Any, grid: Sequence[int]) -> tuple[dict[int, np.ndarray], dict[int, int], float]:
     """The steps that a body tells apart, by its own numbers of the grid's dimensions, the extents of these, and how
     many steps of the grid each stands for."""
-    own = [dim for dim in range(len(grid)) if dim not in set(mapping.vmapped_dims)]
+    own = _own_dims(mapping, grid)
     read = [axis for axis, dim in enumerate(own) if dim in reads_of(body, mapping.vmapped_dims, len(grid)).dims]
     steps = Steps.of([grid[own[axis]] for axis in read])
     others = math.prod(grid) / max(math.prod(grid[own[axis]] for axis in read), 1)

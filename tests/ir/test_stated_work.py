@@ -8,7 +8,7 @@ from sharding_dump import parse
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import named
-from sdy_jax.ir.stated_work import StatedWork, stated_work
+from sdy_jax.ir.stated_work import Share, StatedWork, stated_work
 
 _CALL = """
 func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
@@ -18,7 +18,7 @@ func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 
 
 def test_what_a_call_states_is_printed_and_read_back() -> None:
-    module, work = parse(_CALL), StatedWork(2.5e10, 3e6, 0.6, "its body")
+    module, work = parse(_CALL), StatedWork(2.5e10, 3e6, 0.6, "its body", ((2, ((2, 0.75), (16, 0.2))),))
     (call,) = named(module.operation, "stablehlo.custom_call")
     assert stated_work(call) is None
     with module.context:
@@ -35,6 +35,13 @@ def test_calls_that_state_different_work_are_no_equal_ops() -> None:
             StatedWork(flops, 0.0).write(named(module.operation, "stablehlo.custom_call")[0].attributes)
         signatures.append(str(Graph(module.operation).main.blocks[0].ops[0].signature))
     assert len({*signatures}) == 2
+
+
+def test_a_share_is_that_of_the_device_with_most() -> None:
+    share = Share(100.0, (3, 8), uneven=((1, ((2, 0.75), (4, 0.4))),))
+    assert share((1, 1)) == 100 and share((2, 1)) == pytest.approx(200 / 3)
+    assert share((1, 2)) == 75 and share((3, 4)) == pytest.approx(40 / 3)
+    assert share((1, 8)) == 12.5  # nothing else is known of eight parts
 
 
 def test_time_is_counted_in_operations_at_peak() -> None:

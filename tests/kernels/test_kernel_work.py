@@ -35,7 +35,7 @@ def array(*shape: int, dtype: Any = BF16) -> jax.ShapeDtypeStruct:
 def works(fun: Callable[..., Any], *arguments: Any, compiler: str = "mosaic", known: Any = ()) -> list[StatedWork]:
     """The work of each kernel of a function, in order."""
     found = equations_in(jax.make_jaxpr(fun)(*arguments))
-    return [work_of_call(e.params, compiler, known) for e in found if e.primitive.name == "pallas_call"]
+    return [work_of_call(e.params, compiler, known=known) for e in found if e.primitive.name == "pallas_call"]
 
 
 def gradient(fun: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -79,6 +79,18 @@ def test_the_backward_pass_of_flash_attention_counts_seven_products() -> None:
     forward, keys, queries = works(gradient(flash(causal=True)), *QKV)
     products = [w.flops / (PRODUCT * below(T // SIZE)) for w in (forward, keys, queries)]
     assert products == pytest.approx([2, 4, 3], rel=0.02)
+
+
+def test_the_last_queries_under_a_causal_mask_are_most_of_the_work() -> None:
+    call = next(e for e in equations_in(jax.make_jaxpr(flash(causal=True))(*QKV)) if e.primitive.name == "pallas_call")
+    blocks = T // SIZE
+    work = work_of_call(call.params, factors=((0, B), (1, H), (2, blocks)))
+    ((factor, shares),) = work.uneven
+    assert factor == 2 and [count for count, _ in shares] == [2, 4, 8]
+    rows = np.arange(1, blocks + 1) / sum(range(1, blocks + 1))
+    assert [share for _, share in shares] == pytest.approx([rows[-n:].sum() for n in (4, 2, 1)], rel=0.01)
+    (whole,) = works(flash(causal=False), *QKV)
+    assert not whole.uneven
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import manual_axes
-from sdy_jax.ir.stated_work import StatedWork, stated_work
+from sdy_jax.ir.stated_work import Share, StatedWork, stated_work
 from sdy_jax.lowering.analysis.factors import split_factors
 from sdy_jax.lowering.analysis.trip_counts import Executions, executions
 from sdy_jax.lowering.emission.emit import value_shardings
@@ -97,9 +97,8 @@ class _Reader:
     def _work(self, op: Op, rule: OpShardingRule, whole: float, runs: Executions, kernel: StatedWork | None) -> Work:
         used = split_factors(rule, [self.shardings.get(v) for v in (*op.operands, *op.results)], self.mesh)
         shards = math.prod(axes_size(axes, self.mesh) for axes in used.values())
-        parts = math.prod(
-            -(-rule.factor_sizes[f] // axes_size(a, self.mesh)) / rule.factor_sizes[f] for f, a in used.items()
-        )
+        counts = [axes_size(used.get(f, ()), self.mesh) for f in range(len(rule.factor_sizes))]
+        parts = Share(1.0, rule.factor_sizes, kernel.uneven if kernel is not None else ())(counts)
         devices = self._devices_of(op)
         repeated = whole * parts - whole / devices if shards < devices else 0.0
         value = op.results[0]

@@ -41,6 +41,14 @@ def test_a_page_names_kernels_with_what_they_take() -> None:
     assert plan.time.compute == pytest.approx(V5E.work_time(row.flops / 2 / 0.6, row.bytes) + V5E.product_launch)
 
 
+def test_a_causal_kernel_split_over_queries_takes_as_long_as_its_last_ones() -> None:
+    queries, long = P(None, None, "data"), jax.ShapeDtypeStruct((1, 1, 1024, 128), jnp.bfloat16)
+    step = sdy.partition(attend, mesh=MESH, in_shardings=(queries, P(), P()), out_shardings=queries, costs=V5E)
+    (row,) = step.plan(long, long, long).table("kernels")
+    pairs = 4 * 128 * 128 * 128
+    assert row.flops == pytest.approx((7 + 8) * pairs, rel=0.1)  # blocks of keys, for the last two of queries
+
+
 def test_costs_in_bytes_know_no_time_of_kernels() -> None:
     (row,) = planned().table("kernels")
     assert row.flops and row.bytes and not row.time
