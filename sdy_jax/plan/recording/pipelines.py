@@ -118,8 +118,11 @@ class PipelineRecords:
 
     def _time(self, op: Op) -> float:
         """What an op takes in all its runs."""
-        done = self._plan.work_by_op.get(op)
-        computing = 0.0 if done is None else self._plan.costs.flop / 2 * done.flops * done.runs.times
+        done, costs, computing = self._plan.work_by_op.get(op), self._plan.costs, 0.0
+        if done is not None and done.kernel is not None:
+            computing = costs.work_time(done.kernel.operations, done.kernel.bytes) * done.runs.times
+        elif done is not None:
+            computing = costs.flop / 2 * done.flops * done.runs.times
         return self._sending.get(op, 0.0) + computing
 
 
