@@ -23,12 +23,12 @@ RULE = "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=64, j=1024} need_replication
 WORK = '{basis = "", bytes = 8000000, efficiency = 5.0e-1 : f64, flops = 6400000000}'
 
 
-def module_of(target: str, rule: str = RULE, layout: str = '[{"x"}, {}]'):
+def module_of(target: str, rule: str = RULE, layout: str = '[{"x"}, {}]', work: str = WORK):
     tensor, stated = "tensor<64x1024xf32>", f"sdy.sharding_rule = {rule}, " if rule else ""
     return parse(f"""
     sdy.mesh @mesh = <["x"=8]>
     func.func @main(%x: {tensor} {{sdy.sharding = #sdy.sharding<@mesh, {layout}>}}) -> {tensor} {{
-      %a = stablehlo.custom_call @{target}(%x) {{{stated}sdy_jax.work = {WORK}}} : ({tensor}) -> {tensor}
+      %a = stablehlo.custom_call @{target}(%x) {{{stated}sdy_jax.work = {work}}} : ({tensor}) -> {tensor}
       return %a : {tensor}
     }}""")
 
@@ -53,6 +53,15 @@ def test_the_time_of_a_kernel_is_that_of_its_share(layouts: str) -> None:
     found = reported(module_of("kernel"), layouts)
     assert not found.collectives and not found.notes
     assert found.work == pytest.approx(COSTS.work_time(6.4e9 / 8, 1e6) + COSTS.product_launch)
+
+
+@pytest.mark.parametrize("layouts", ["local", "global"])
+def test_what_a_kernel_reads_is_what_it_says_and_not_its_operands(layouts: str) -> None:
+    """Some several times over, and little of others: a pool of pages."""
+    for moved in (8e4, 8e9):
+        stated = f'{{basis = "", bytes = {moved:.0f}, efficiency = 1.0 : f64, flops = 80}}'
+        found = reported(module_of("kernel", work=stated), layouts)
+        assert found.work == pytest.approx(COSTS.work_time(5, moved / 8) + COSTS.product_launch)
 
 
 @pytest.mark.parametrize("layouts", ["local", "global"])
