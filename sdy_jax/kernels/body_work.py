@@ -14,7 +14,7 @@ they read allows, or once; each with its reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from sdy_jax.jax_internals.pallas import NDIndexer
+from sdy_jax.kernels.body import equations_in
 from sdy_jax.kernels.counted_loops import CountedLoop, Table, Value, counted_loop, kept_by, rooms, unchanged
 from sdy_jax.kernels.equation_flops import PRODUCT, TRANSCENDENTAL, UNKNOWN_PRODUCTS, flops_of
 from sdy_jax.kernels.integers import Known, evaluate, value_of
@@ -376,17 +377,7 @@ def _chosen(taken: Sequence[np.ndarray], results: Sequence[list[Value]], by: Seq
 
 
 def _has_branches(jaxpr: Any) -> bool:
-    return any(e.primitive.name in ("cond", "while") for e in equations_of(jaxpr))
-
-
-def equations_of(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr, and of those in its equations."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for parameter in equation.params.values():
-            for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
-                if hasattr(inner, "eqns"):
-                    yield from equations_of(inner)
+    return any(e.primitive.name in ("cond", "while") for e in equations_in(jaxpr))
 
 
 def _copied_bytes(equation: Any) -> float:

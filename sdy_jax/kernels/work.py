@@ -40,6 +40,32 @@ def work_of_call(
         factors: of its sharding rule those that go over its grid: the dimension and the size of each.
         known: the values of its first operands, which are the bounds of its grid and scalars, where they are constants.
     """
+    try:
+        return _counted(parameters, compiler, factors, known)
+    except _FORMS as error:
+        return _not_counted(parameters, f"its body is not counted ({type(error).__name__}: {error})")
+
+
+_FORMS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a jaxpr of another form than those that are known ends in: bodies have no public specification, and no
+plan fails for a figure."""
+
+
+def _not_counted(parameters: Mapping[str, Any], why: str) -> StatedWork:
+    """What a call states; else no work, and each array once."""
+    stated = parameters["cost_estimate"]
+    if stated is not None:
+        return StatedWork(float(stated.flops + stated.transcendentals), float(stated.bytes_accessed), basis=why)
+    arrays = [each.array_aval for each in parameters["grid_mapping"].block_mappings]
+    return StatedWork(0.0, float(sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in arrays)), basis=why)
+
+
+def _counted(
+    parameters: Mapping[str, Any],
+    compiler: str,
+    factors: Sequence[tuple[int, int]],
+    known: Sequence[np.ndarray | None],
+) -> StatedWork:
     mapping, reasons = parameters["grid_mapping"], dict[str, None]()
     bounds = mapping.num_dynamic_grid_bounds
     grid = known_grid(mapping, known[:bounds], reasons)

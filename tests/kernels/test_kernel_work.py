@@ -273,3 +273,40 @@ def test_a_grid_that_is_too_large_to_list_is_counted_by_a_part_of_it() -> None:
     (some,), (many,) = (works(attend, *[array(b, 16, 4096, D)] * 3) for b in (1, 64))
     assert many.flops == 64 * some.flops
     assert many.bytes == pytest.approx(64 * some.bytes, rel=1e-3)
+
+
+def test_a_body_of_an_unknown_form_counts_as_stated_or_its_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("branches")
+
+    monkeypatch.setattr("sdy_jax.kernels.work.body_work", fail)
+    (bare,) = works(product(128, 128, 64), array(512, 256), array(256, 384))
+    assert bare.flops == 0 and bare.bytes == 2 * (512 * 256 + 256 * 384) + 4 * 512 * 384
+    assert "not counted (KeyError" in bare.basis
+    estimate = pl.CostEstimate(flops=1, transcendentals=2, bytes_accessed=3)
+    (stated,) = works(product(128, 128, 64, cost_estimate=estimate), array(512, 256), array(256, 384))
+    assert (stated.flops, stated.bytes) == (3, 3)
+
+
+def test_copies_that_a_body_makes_count() -> None:
+    """Of arrays that stay in main memory, when they are waited for."""
+    n, block = 512, 128
+
+    def body(x: Any, out: Any) -> None:
+        def scoped(buffer: Any, sem: Any) -> None:
+            def trip(i: Any, _: Any) -> None:
+                copy = pltpu.make_async_copy(x.at[pl.ds(i * block, block)], buffer, sem)
+                copy.start()
+                copy.wait()
+                out[...] = out[...] + buffer[...]
+
+            jax.lax.fori_loop(0, n // block, trip, None)
+
+        pl.run_scoped(scoped, pltpu.VMEM((block, 128), jnp.float32), pltpu.SemaphoreType.DMA)
+
+    def call(x: jax.Array) -> jax.Array:
+        given = pl.BlockSpec(memory_space=pl.ANY)
+        return pl.pallas_call(body, in_specs=[given], out_shape=array(block, 128, dtype=jnp.float32))(x)
+
+    (work,) = works(call, array(n, 128, dtype=jnp.float32))
+    assert work == StatedWork(n * 128, 4 * 128 * (n + block), 1.0, "counted")
