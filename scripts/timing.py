@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy as np
 
 import sdy_jax as sdy
 from sdy_jax.lowering.targets.rates import Link, rate
-from sdy_jax.plan.hlo import estimated_cycles
-from sdy_jax.plan.hlo_module import HloCollective
-from sdy_jax.plan.hlo_schedule import waiting
+from sdy_jax.plan.hlo import estimated_cycles, kernels_in_hlo
+from sdy_jax.plan.hlo_module import HloCollective, HloInstruction
+from sdy_jax.plan.hlo_schedule import no_kernel, waiting
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
@@ -27,12 +27,14 @@ LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6, is_torus=True)
 class CompilerTime:
     """Seconds of a program on a TPU: of its ops by the cycles that its compiler states, and of its collectives.
 
+    `kernels`: those among the work of ops that the compiler states nothing of.
     `exposed`: those of the collectives in which no other op runs, as the program is scheduled.
     """
 
     work: float
     sent: float
     exposed: float
+    kernels: float = 0.0
 
     @property
     def total(self) -> float:
@@ -45,10 +47,11 @@ class CompilerTime:
         return self.work + self.exposed
 
 
-def compiler_time(hlo: str) -> CompilerTime:
-    """The time of a compiled program for v5e, from its text."""
-    waits = waiting(hlo, _seconds, CLOCK)
-    return CompilerTime(estimated_cycles(hlo) / CLOCK, waits.sent, waits.exposed)
+def compiler_time(hlo: str, kernel: Callable[[HloInstruction], float] = no_kernel) -> CompilerTime:
+    """The time of a compiled program for v5e, from its text; `kernel`: the seconds of a kernel's call."""
+    waits = waiting(hlo, _seconds, CLOCK, kernel)
+    kernels = sum(count * kernel(call) for call, count in kernels_in_hlo(hlo))
+    return CompilerTime(estimated_cycles(hlo) / CLOCK + kernels, waits.sent, waits.exposed, kernels)
 
 
 def fullest_bucket(plan: sdy.Plan) -> float:

@@ -58,13 +58,19 @@ def _is_names(tree: Tree) -> bool:
 
 @dataclass(frozen=True)
 class Program:
-    """A function of arrays, the types of its arguments, and the names of the dimensions of these and of its results."""
+    """A function of arrays, the types of its arguments, and the names of the dimensions of these and of its results.
+
+    Attributes:
+        flops: the floating-point operations of the model, counted by hand: what is computed again counts once, and what
+            is no product is left out. 0 where nobody counted.
+    """
 
     run: Callable[..., Any]
     arguments: tuple[Tree, ...]
     named: tuple[Tree, ...]
     results: Tree
     donated: tuple[int, ...] = ()
+    flops: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,13 @@ def _is_array(tree: Tree) -> bool:
     return isinstance(tree, Array)
 
 
-def training(loss: Callable[..., jax.Array], weights: Tree, batch: tuple[Array, ...]) -> Program:
-    """A step of AdamW on float32 weights: `(weights, m, v, *batch) -> (weights, m, v, loss)`."""
+def training(loss: Callable[..., jax.Array], weights: Tree, batch: tuple[Array, ...], flops: float = 0.0) -> Program:
+    """A step of AdamW on float32 weights: `(weights, m, v, *batch) -> (weights, m, v, loss)`.
+
+    Args:
+        flops: the operations of the loss. A product with weights has two more of as many in the gradient, by what it
+            is multiplied with and by the weights, and so has one of two activations: the step has three times those.
+    """
 
     def step(weights: Tree, m: Tree, v: Tree, *batch: jax.Array) -> tuple[Tree, Tree, Tree, jax.Array]:
         value, gradients = jax.value_and_grad(loss)(weights, *batch)
@@ -123,6 +134,7 @@ def training(loss: Callable[..., jax.Array], weights: Tree, batch: tuple[Array, 
         (*map(names, state), *map(names, batch)),
         (*map(names, state), ()),
         (0, 1, 2),
+        3 * flops,
     )
 
 
@@ -149,11 +161,12 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale + bias).astype(x.dtype)
 
 
-def rotary(x: jax.Array, start: int | jax.Array = 0) -> jax.Array:
-    """Rotary positions of `x` (batch, sequence, heads, width)."""
+def rotary(x: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+    """Rotary positions of `x` (batch, sequence, heads, width), from 0 on or given: (sequence) or (batch, sequence)."""
     width = x.shape[-1]
-    turns = (start + jnp.arange(x.shape[1]))[:, None] * (10000.0 ** (-jnp.arange(0, width, 2) / width))[None]
-    cos, sin = (f(turns)[None, :, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    positions = jnp.arange(x.shape[1]) if positions is None else positions
+    turns = positions[..., None] * 10000.0 ** (-jnp.arange(0, width, 2) / width)
+    cos, sin = (f(turns)[..., None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x, 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -15,9 +16,10 @@ from pathlib import Path
 import jax
 from timing import compiler_time
 
+from models.kernel_times import kernel_seconds
 from sdy_jax.commands.topology import Topology
 from sdy_jax.plan.estimates.memory import compiled_memory
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.hlo import collectives_in_hlo, estimated_cycles, totals
 
 GIB = 2.0**30
 
@@ -34,18 +36,23 @@ class Compiled:
         error: why there is none.
         compiled: seconds of compiling, on the machine that did it first.
         memory: GiB that a device holds, or would need where it has not as much.
+        temporaries: of these, those that are neither arguments nor results.
         bytes: GiB that it sends.
-        time: seconds of a step by the compiler's cycles and schedule and the links' rates, where it says any.
+        time: seconds of a step by the compiler's cycles and schedule, its kernels' work and the links' rates, where it
+            says any.
         exposed: of these, those in which it waits for collectives.
+        kernels: of these, those of kernels (`models.kernel_times`).
         flops: what the compiler counts, loops once.
     """
 
     error: str = ""
     compiled: float = 0.0
     memory: float = 0.0
+    temporaries: float = 0.0
     bytes: float = 0.0
     time: float = 0.0
     exposed: float = 0.0
+    kernels: float = 0.0
     flops: float = 0.0
 
 
@@ -69,18 +76,18 @@ def compiled(
 
     Args:
         options: the compiler's, beside those of the topology.
-        kept: a folder of what was found, or nothing is kept. An entry belongs to the program's text, the topology, the
-            options and the versions of the compilers; it does not know the code that reads the compiled program.
+        kept: a folder of what was found, or nothing is kept: of a compiled program its text, and what it holds. An
+            entry belongs to the program's text, the topology, the options and the versions of the compilers.
     """
     given = (topology.compiler_options or {}) | dict(options)
-    entry = kept / f"{_key(lowered, topology, given)}.json" if kept else None
+    entry = kept / f"{_key(lowered, topology, given)}.json.gz" if kept else None
     if entry and entry.exists():
-        return Compiled(**json.loads(entry.read_text()))
+        return _read(_Output(**json.loads(gzip.decompress(entry.read_bytes()))))
     found = _compiled(lowered, given)
     if entry:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        entry.write_text(json.dumps(asdict(found)))
-    return found
+        entry.write_bytes(gzip.compress(json.dumps(asdict(found)).encode(), compresslevel=3))
+    return _read(found)
 
 
 def _key(lowered: jax.stages.Lowered, topology: Topology, options: Mapping[str, str]) -> str:
@@ -88,31 +95,44 @@ def _key(lowered: jax.stages.Lowered, topology: Topology, options: Mapping[str, 
     return hashlib.sha256((lowered.as_text() + json.dumps(about)).encode()).hexdigest()
 
 
-def _compiled(lowered: jax.stages.Lowered, options: dict[str, str]) -> Compiled:
+@dataclass
+class _Output:
+    """What a compiler makes of a program, as it says it: `text` is empty where it refuses, and says why in `error`."""
+
+    error: str = ""
+    compiled: float = 0.0
+    memory: float = 0.0
+    temporaries: float = 0.0
+    flops: float = 0.0
+    text: str = ""
+
+
+def _compiled(lowered: jax.stages.Lowered, options: dict[str, str]) -> _Output:
     start = time.monotonic()
     try:
         executable = lowered.compile(options or None)
     except jax.errors.JaxRuntimeError as error:
         return _refused(str(error))
-    seconds, text = time.monotonic() - start, executable.as_text()
-    took = compiler_time(text)
-    return Compiled(
-        compiled=seconds,
-        memory=_held(executable),
-        bytes=totals(collectives_in_hlo(text)).wire_bytes / GIB,
-        time=took.scheduled if took.work else 0.0,  # compilers for GPUs state no cycles
-        exposed=took.exposed if took.work else 0.0,
-        flops=(executable.cost_analysis() or {}).get("flops", 0.0),
-    )
-
-
-def _refused(error: str) -> Compiled:
-    found = _NEEDS.search(error)
-    needed = float(found[1]) / (1 if found[2] == "G" else 1024) if found else 0.0
-    return Compiled(error=error.splitlines()[0][:300], memory=needed)
-
-
-def _held(executable: jax.stages.Compiled) -> float:
+    seconds = time.monotonic() - start
     held = compiled_memory(executable)
     assert held is not None  # compilers for accelerators say it
-    return held.peak / GIB
+    flops = (executable.cost_analysis() or {}).get("flops", 0.0)
+    return _Output("", seconds, held.peak / GIB, held.temporaries / GIB, flops, executable.as_text())
+
+
+def _refused(error: str) -> _Output:
+    found = _NEEDS.search(error)
+    needed = float(found[1]) / (1 if found[2] == "G" else 1024) if found else 0.0
+    return _Output(error.splitlines()[0][:300], memory=needed)
+
+
+def _read(found: _Output) -> Compiled:
+    """The numbers in the text of a compiled program, beside what its compiler says of it."""
+    side = Compiled(found.error, found.compiled, found.memory, found.temporaries, flops=found.flops)
+    if not found.text:
+        return side
+    side.bytes = totals(collectives_in_hlo(found.text)).wire_bytes / GIB
+    if estimated_cycles(found.text):  # compilers for GPUs state no cycles
+        took = compiler_time(found.text, kernel_seconds)
+        side.time, side.exposed, side.kernels = took.scheduled, took.exposed, took.kernels
+    return side

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +25,9 @@ KEYS: Names = ("batch", None, "kv_heads", None)
 
 _BLOCK = 512
 """Queries, and keys, that splash attention takes at a time: MaxText's default."""
+
+_CUDNN = 91300
+"""The version that kernels are traced for: that of CUDA 13's images."""
 
 
 def written_out(q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout) -> jax.Array:
@@ -67,6 +72,28 @@ class Splash:
         return splash.make_splash_mqa(
             mask, head_shards=1, q_seq_shards=parts, block_sizes=sizes, interpret=self.interpret
         )
+
+
+@dataclass(frozen=True)
+class Cudnn:
+    """cuDNN's fused attention, which takes fewer heads of keys as they are. `mapped`: as `Splash` has it."""
+
+    mapped: bool = True
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout) -> jax.Array:
+        attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
+        if not self.mapped:
+            return attend(q, k, v)
+        queries, keys = layout.spec(QUERIES), layout.spec(KEYS)
+        specs = (queries, keys, keys)
+        return jax.shard_map(attend, mesh=layout.mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v)
+
+
+def assume_cudnn() -> None:
+    """Lets cuDNN's attention be traced where no GPU is: jax asks the one at hand for its version."""
+    fused: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    fused.check_cudnn_version = lambda: _CUDNN
+    fused.check_compute_capability = lambda capability: True
 
 
 def _by_heads(kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

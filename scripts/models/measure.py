@@ -20,9 +20,11 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from models.common import Layout, Program
 from models.compiled import GIB, Compiled, compiled
+from models.kernels import assume_cudnn
 from models.rows import ROWS, Row
 from sdy_jax.commands.topology import Topology, prepare
 from sdy_jax.lowering.targets.gpu import ALLOCATED
+from sdy_jax.lowering.targets.registry import machine_name, machines
 
 _RESERVED_MIB = 260
 """What the system takes of a TPU's memory."""
@@ -44,6 +46,8 @@ class Side(Compiled):
             `memory` otherwise.
         plan_bytes: GiB that it sends, by the plan.
         plan_time: seconds of a step by the plan.
+        links: seconds of its collectives, by the plan.
+        model: seconds of the model's operations at the peak of the chips.
     """
 
     planned: float = 0.0
@@ -53,6 +57,18 @@ class Side(Compiled):
     packed: float = 0.0
     plan_bytes: float = 0.0
     plan_time: float = 0.0
+    links: float = 0.0
+    model: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """Seconds below which no step is that sends as much, whatever runs beside its collectives."""
+        return max(self.model, self.links)
+
+    @property
+    def share_of_peak(self) -> float:
+        """Of the chips' peak, what the model takes in the compiler's time; 0 where it states none."""
+        return self.model / self.time if self.time else 0.0
 
 
 def measured(
@@ -79,7 +95,9 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
     mesh = topology.mesh(sdy.Mesh.of(**row.axes))
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
     layout = Layout(mesh, row.rules, "constrained" in how)
-    program, side = row.make(row.model, layout), Side()
+    made = (row.jits or row) if "jit" in how else row
+    program = made.make(made.model, layout)
+    side = Side(model=program.flops / (len(topology.devices) * _peak(topology)))
     lower = _jit if "jit" in how else _ours
     try:
         lowered = lower(program, layout, how, side, compiles)
@@ -92,6 +110,13 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
         if "ours" in how and side.memory > side.plan_memory / MEMORY_APART[0] and not side.error:
             side.packed = min(side.memory, _packed(lowered, topology, side, kept))
     return side
+
+
+def _peak(topology: Topology) -> float:
+    """The operations per second of a chip."""
+    machine = machine_name(topology.devices[0].device_kind)
+    assert machine is not None  # all rows' chips are known
+    return machines()[machine].chip.flops
 
 
 def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
@@ -110,7 +135,7 @@ def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles:
     side.planned = time.process_time() - start
     side.took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     side.available, side.plan_memory = plan.memory.available / GIB, plan.memory.peak / GIB
-    side.plan_bytes, side.plan_time = plan.wire_bytes / GIB, plan.time.total
+    side.plan_bytes, side.plan_time, side.links = plan.wire_bytes / GIB, plan.time.total, plan.time.communication
     return function.lower(*program.arguments) if compiles else None
 
 
@@ -155,6 +180,7 @@ def _limits(side: Side, topology: Topology) -> list[dict[str, str]]:
 
 def main(name: str, how: str, compiles: str, layers: str, kept: str) -> None:
     prepare()
+    assume_cudnn()
     row = next(row for row in ROWS if row.name == name).with_layers(int(layers))
     print(json.dumps(asdict(run(row, set(how.split("+")), compiles == "1", Path(kept) if kept else None))))
 

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
+
 from models.common import Layout, Program
-from models.kernels import Splash
-from models.llama import Llama, decoded, prefilled, trained
+from models.experts import ByCapacity, Dropless, megablox
+from models.kernels import Cudnn, Splash
+from models.llama import Llama, trained
+from models.serving import RaggedPages, SplitPages, decoded, decoded_from_pages, prefilled
 from models.text import Bert, Lstm, trained_bert, trained_lstm
 from models.vision import UNet, VisionTransformer, denoised, trained_on_images
 
 LLAMA_8B = Llama(32, 4096, 32, 8, 128, 14336, 128256)
 LLAMA_70B = Llama(80, 8192, 64, 8, 128, 28672, 128256)
 TIED_256K = Llama(28, 3072, 16, 16, 256, 24576, 256000, tied=True)
-LARGE_EXPERTS = Llama(32, 4096, 32, 8, 128, 14336, 32000, experts=8, chosen=2, capacity=1.25)
+LARGE_EXPERTS = Llama(32, 4096, 32, 8, 128, 14336, 32000, experts=8, chosen=2, routing=ByCapacity(1.25))
 SMALL_EXPERTS = Llama(48, 2048, 32, 4, 128, 768, 151936, experts=128, chosen=8)
 VIT_H = VisionTransformer(32, 1280, 16, 5120, 14, 224, 1000)
 UNET = UNet((320, 640, 1280), 64, 4)
@@ -39,7 +43,8 @@ BATCH: Rules = {**_TENSOR, "batch": "data"}
 CACHE: Rules = {**_TENSOR, "cache": "seq"}
 SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
 
-V5E_16, V5E_64, V5E_256, TWO_SLICES = (
+V5E_8, V5E_16, V5E_64, V5E_256, TWO_SLICES = (
+    ("tpu:v5e:2x4", 1),
     ("tpu:v5e:4x4", 1),
     ("tpu:v5e:8x8", 1),
     ("tpu:v5e:16x16", 1),
@@ -51,23 +56,29 @@ Place = tuple[tuple[str, int], Mapping[str, int], Rules]
 """Chips, the mesh's axes on them, and what is split along these."""
 
 
+Make = Callable[[Any, Layout], Program]
+"""The program of a model and a layout."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A program on chips.
 
     Attributes:
-        make: makes the program of a model and a layout.
         chips: the name of a topology, and how many slices of it.
         axes: the mesh's.
-        free: nothing is said of activations only; else rows come with and without.
+        has_kernels: the model's attention, or its experts, are kernels.
+        jits: the row whose program jit takes, where it is not this one.
     """
 
     name: str
     model: Any
-    make: Callable[[Any, Layout], Program]
+    make: Make
     chips: tuple[str, int]
     axes: Mapping[str, int]
     rules: Rules
+    has_kernels: bool = False
+    jits: Row | None = None
 
     @property
     def is_scanned(self) -> bool:
@@ -77,32 +88,78 @@ class Row:
         """The same with fewer layers, where the model has a number of them."""
         if not layers or not hasattr(self.model, "layers"):
             return self
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, layers=layers))
+        jits = self.jits and self.jits.with_layers(layers)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, layers=layers), jits=jits)
 
 
-def _trained(batch: int, sequence: int = 4096) -> Callable[[Any, Layout], Program]:
-    return partial(trained, batch=batch, sequence=sequence)
-
-
-def _on(name: str, model: Any, per_chip: float, places: Iterable[Place]) -> Iterator[Row]:
-    """A training step on several kinds of chips, with so many sequences per chip."""
-    for place in places:
-        _, axes, _ = place
-        batch = max(int(per_chip * math.prod(axes.values())), axes.get("fsdp", 1) * axes.get("slice", 1))
-        yield _row(name, model, _trained(batch), place)
-
-
-def _long(name: str, chips: tuple[str, int], axes: Mapping[str, int], sequence: int) -> Row:
-    """A training step whose sequences are split, one for each group of chips along `seq`."""
-    return _row(name, LLAMA_8B, _trained(axes["fsdp"], sequence), (chips, axes, LONG))
-
-
-def _row(name: str, model: Any, make: Callable[[Any, Layout], Program], place: Place) -> Row:
+def _row(name: str, model: Any, make: Make, place: Place, has_kernels: bool = False, jits: Row | None = None) -> Row:
     """A program at a place, which is in the row's name."""
     chips, axes, rules = place
     label = ",".join(f"{axis}={size}" for axis, size in axes.items())
     kind, count = chips[0].partition(":")[2], f"{chips[1]}x" if chips[1] > 1 else ""
-    return Row(f"{name} {label} {count}{kind}", model, make, chips, axes, rules)
+    return Row(f"{name} {label} {count}{kind}", model, make, chips, axes, rules, has_kernels, jits)
+
+
+Kernels = Callable[[Place, bool], tuple[Any, Make]]
+"""A program with the kernels of a place, in `shard_map` or called plainly: its model, and how it is made."""
+
+
+def _with_kernels(name: str, made: Kernels, place: Place, plainly: bool) -> Iterator[Row]:
+    """A program with kernels in `shard_map`; `plainly`: and one that calls them plainly, which jit refuses."""
+    mapped = _row(name, *made(place, True), place, has_kernels=True)
+    yield mapped
+    if plainly:
+        yield _row(f"{name}-plain", *made(place, False), place, has_kernels=True, jits=mapped)
+
+
+def _is_gpu(place: Place) -> bool:
+    return place[0][0].startswith("gpu:")
+
+
+def _attending(model: Any, make: Make) -> Kernels:
+    """With the attention that people use on the chips of a place."""
+
+    def made(place: Place, mapped: bool) -> tuple[Any, Make]:
+        return dataclasses.replace(model, attention=Cudnn(mapped) if _is_gpu(place) else Splash(mapped)), make
+
+    return made
+
+
+def _dropless(model: Llama, make: Make) -> Kernels:
+    """With grouped products, too. H100s have room for all tokens at the experts of one of them."""
+
+    def made(place: Place, mapped: bool) -> tuple[Any, Make]:
+        experts = float(place[1].get("expert", 1))
+        routing = Dropless(jax.lax.ragged_dot, mapped, experts) if _is_gpu(place) else Dropless(megablox, mapped)
+        return _attending(dataclasses.replace(model, routing=routing), make)(place, mapped)
+
+    return made
+
+
+def _from_pages(model: Llama, sequence: int) -> Kernels:
+    """A token for each of 64 sequences, from a cache of pages."""
+
+    def made(place: Place, mapped: bool) -> tuple[Any, Make]:
+        pages = SplitPages(mapped) if _is_gpu(place) else RaggedPages(mapped)
+        return model, partial(decoded_from_pages, batch=64, sequence=sequence, pages=pages)
+
+    return made
+
+
+def _trained(batch: int, sequence: int = 4096) -> Make:
+    return partial(trained, batch=batch, sequence=sequence)
+
+
+def _batch(per_chip: float, place: Place) -> int:
+    """So many sequences per chip, and at least one for each group of chips that has a batch of its own."""
+    axes = place[1]
+    return max(int(per_chip * math.prod(axes.values())), axes.get("fsdp", 1) * axes.get("slice", 1))
+
+
+def _on(name: str, model: Any, per_chip: float, places: Iterable[Place], plainly: bool = False) -> Iterator[Row]:
+    """A training step on several kinds of chips, with the attention of these."""
+    for place in places:
+        yield from _with_kernels(name, _attending(model, _trained(_batch(per_chip, place))), place, plainly)
 
 
 _POD = (V5E_256, {"fsdp": 256}, FSDP)
@@ -123,37 +180,45 @@ _kept = partial(dataclasses.replace, checkpointed=False)
 
 
 def _rows() -> Iterator[Row]:
-    yield from _on("llama-8b", LLAMA_8B, 1, (_POD, _POD_BY_HEADS, _TWO, _QUARTER, _CLUSTER, _CLUSTER_BY_HEADS))
-    yield from _on("llama-8b-splash", dataclasses.replace(LLAMA_8B, attention=Splash()), 1, (_QUARTER, _POD))
+    yield from _on(
+        "llama-8b", LLAMA_8B, 1, (_POD, _POD_BY_HEADS, _TWO, _QUARTER, _CLUSTER, _CLUSTER_BY_HEADS), plainly=True
+    )
     yield from _on("llama-8b-2k", LLAMA_8B, 0.5, (_SERVER,))
     yield from _on("llama-8b-unrolled", _unrolled(LLAMA_8B), 1, (_POD, _CLUSTER))
     yield from _on("llama-8b-kept", _kept(LLAMA_8B), 1, (_QUARTER, _CLUSTER_BY_HEADS))
-    yield from _on("llama-70b", LLAMA_70B, 0.25, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER_BY_HEADS))
+    yield from _on("llama-70b", LLAMA_70B, 0.25, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER_BY_HEADS), plainly=True)
     yield from _on("tied-256k", TIED_256K, 1, (_POD, _POD_BY_HEADS, _CLUSTER))
-    mixed = {"fsdp": 32, "expert": 8}
-    yield from _on(
-        "experts-8-large", LARGE_EXPERTS, 1, ((V5E_256, mixed, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS))
-    )
-    mixed = {"fsdp": 16, "expert": 16}
-    yield from _on(
-        "experts-128-small", SMALL_EXPERTS, 1, ((V5E_256, mixed, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS))
-    )
-    yield _row("llama-8b-32k", LLAMA_8B, _trained(64, 32768), _QUARTER)  # scores of 64 GiB
-    yield _long("llama-8b-32k", V5E_64, {"fsdp": 16, "seq": 4}, 32768)
-    yield _long("llama-8b-32k", H100_64, {"fsdp": 16, "seq": 4}, 32768)
-    yield _long("llama-8b-128k", V5E_64, {"fsdp": 8, "seq": 8}, 131072)
-    yield _long("llama-8b-128k", H100_64, {"fsdp": 8, "seq": 8}, 131072)
+    large = (V5E_256, {"fsdp": 32, "expert": 8}, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS)
+    yield from _on("experts-8-large", LARGE_EXPERTS, 1, large)
+    for place in (_POD, *large):
+        yield from _with_kernels("dropless-8-large", _dropless(LARGE_EXPERTS, _trained(_batch(1, place))), place, True)
+    small = (V5E_256, {"fsdp": 16, "expert": 16}, EXPERTS), large[1]
+    yield from _on("experts-128-small", SMALL_EXPERTS, 1, small)
+    yield from _with_kernels("llama-8b-32k", _attending(LLAMA_8B, _trained(64, 32768)), _QUARTER, False)
+    for name, sequence, parts in (("llama-8b-32k", 32768, 4), ("llama-8b-128k", 131072, 8)):
+        axes, step = {"fsdp": 64 // parts, "seq": parts}, _trained(64 // parts, sequence)
+        yield from _with_kernels(name, _attending(LLAMA_8B, step), (V5E_64, axes, LONG), True)
+        yield _row(f"{name}-by-hand", LLAMA_8B, step, (H100_64, axes, LONG))  # cuDNN's mask has no offset of queries
     long = partial(prefilled, batch=1, sequence=32768)
-    yield _row("prefill-32k", LLAMA_8B, long, (V5E_256, {"seq": 16, "model": 16}, SEQUENCE))
-    yield _row("prefill-32k", LLAMA_8B, long, (H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"}))
+    by_sequence = (H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"})
+    of_pod = (V5E_256, {"seq": 16, "model": 16}, SEQUENCE)
+    yield from _with_kernels("prefill-32k", _attending(LLAMA_8B, long), of_pod, True)
+    yield _row("prefill-32k-by-hand", LLAMA_8B, long, by_sequence)
+    yield from (_row("llama-8b-by-hand", LLAMA_8B, _trained(_batch(1, place)), place) for place in (_POD, _CLUSTER))
+    for model, sequence, place in (
+        (LLAMA_8B, 4096, (V5E_16, {"data": 4, "model": 4}, BATCH)),
+        (LLAMA_8B, 4096, (H100_8, {"data": 2, "model": 4}, BATCH)),
+    ):
+        yield from _with_kernels("decode-by-batch", _from_pages(model, sequence), place, False)
+    for model, sequence, place in (
+        (LLAMA_8B, 4096, (V5E_8, {"model": 8}, BATCH)),
+        (LLAMA_70B, 8192, (H100_8, {"model": 8}, BATCH)),
+    ):
+        yield from _with_kernels("decode-by-heads", _from_pages(model, sequence), place, True)
     step = partial(decoded, batch=64, sequence=4096)
-    many = partial(decoded, batch=64, sequence=8192)
     by_heads = {key: _TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
-    yield _row("decode-by-batch", LLAMA_8B, step, (V5E_16, {"data": 4, "model": 4}, BATCH))
-    yield _row("decode-by-heads", LLAMA_8B, step, (V5E_16, {"model": 16}, by_heads))
+    yield _row("decode-by-hand", LLAMA_8B, step, (V5E_16, {"model": 16}, by_heads))
     yield _row("decode-by-sequence", LLAMA_8B, step, (V5E_16, {"seq": 4, "model": 4}, CACHE))
-    yield _row("decode-by-batch", LLAMA_8B, step, (H100_8, {"data": 2, "model": 4}, BATCH))
-    yield _row("decode-by-heads", LLAMA_70B, many, (H100_8, {"data": 1, "model": 8}, BATCH))
     yield _row("decode-by-sequence", LLAMA_8B, step, (H100_8, {"seq": 2, "model": 4}, CACHE))
     images = partial(trained_on_images, batch=512)
     yield from (_row("vit-h", VIT_H, images, place) for place in _FEW)

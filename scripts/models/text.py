@@ -54,6 +54,12 @@ class Bert:
             "layers": stacked(self.layers, layer),
         }
 
+    def flops(self, batch: int, sequence: int) -> float:
+        """The operations of the loss: 2 N T of its N weights that are multiplied with tokens, and 4 layers d s^2 of
+        attention, which is not causal."""
+        products = self.layers * (4 * self.d**2 + 2 * self.d * self.mlp) + self.d * self.vocabulary
+        return batch * (2 * products * sequence + 4 * self.layers * self.d * sequence**2)
+
     def layer(self, x: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
         weights = jax.tree.map(lambda w: w.astype(x.dtype), weights)
         q, k, v = ((x @ weights[name]).reshape(*x.shape[:2], self.heads, -1) for name in ("q", "k", "v"))
@@ -74,7 +80,8 @@ class Bert:
 def trained_bert(model: Bert, layout: Layout, batch: int, sequence: int) -> Program:
     """A training step."""
     tokens = Array((batch, sequence), ("batch", None), i32)
-    return training(partial(model.loss, layout=layout), model.weights(sequence), (tokens, tokens))
+    loss = partial(model.loss, layout=layout)
+    return training(loss, model.weights(sequence), (tokens, tokens), model.flops(batch, sequence))
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,11 @@ class Lstm:
             "cells": [cell] * self.layers,
             "out": Array((self.d, self.vocabulary), ("embed", "vocabulary")),
         }
+
+    def flops(self, batch: int, sequence: int) -> float:
+        """The operations of the loss: 2 N T."""
+        products = self.layers * 9 * self.d * self.hidden + self.d * self.vocabulary
+        return 2.0 * products * batch * sequence
 
     def cells(self, xs: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
         """`xs` (sequence, batch, d) through one layer."""
@@ -125,4 +137,5 @@ class Lstm:
 def trained_lstm(model: Lstm, layout: Layout, batch: int, sequence: int) -> Program:
     """A training step."""
     tokens = Array((batch, sequence), ("batch", None), i32)
-    return training(partial(model.loss, layout=layout), model.weights(), (tokens, tokens))
+    loss = partial(model.loss, layout=layout)
+    return training(loss, model.weights(), (tokens, tokens), model.flops(batch, sequence))

@@ -58,6 +58,13 @@ class VisionTransformer:
             "head": Array((d, self.classes), ("embed", None)),
         }
 
+    def flops(self, batch: int) -> float:
+        """The operations of the loss: 2 N T, and 4 layers d s^2 of attention to all tokens."""
+        patches = (self.image // self.patch) ** 2
+        tokens = patches + 1
+        layers = self.layers * (2 * (4 * self.d**2 + 2 * self.d * self.mlp) * tokens + 4 * self.d * tokens**2)
+        return batch * (layers + 2 * self.d * (3 * self.patch**2 * patches + self.classes))
+
     def layer(self, x: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
         weights = jax.tree.map(lambda w: w.astype(x.dtype), weights)
         split = jnp.einsum("bsd,dce->cbse", layer_norm(x, **weights["first"]), weights["qkv"])
@@ -79,7 +86,8 @@ class VisionTransformer:
 def trained_on_images(model: VisionTransformer, layout: Layout, batch: int) -> Program:
     """A training step on labelled images."""
     images = Array((batch, model.image, model.image, 3), ("batch", None, None, None), f32)
-    return training(partial(model.loss, layout=layout), model.weights(), (images, Array((batch,), ("batch",), i32)))
+    labels = Array((batch,), ("batch",), i32)
+    return training(partial(model.loss, layout=layout), model.weights(), (images, labels), model.flops(batch))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sdy_jax.plan.hlo_module import WIRE_BYTES, HloCollective, HloModule, collective_of
+from sdy_jax.plan.hlo_module import WIRE_BYTES, HloCollective, HloInstruction, HloModule, collective_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def totals(collectives: Iterable[HloCollective]) -> HloTotals:
 def estimated_cycles(text: str) -> float:
     """The cycles that a TPU's compiler expects the instructions of an optimised HLO module to take, loops by trips.
 
-    It says none for collectives. What other compilers make has no such numbers, and takes 0.
+    It says none for collectives and for kernels (`kernels_in_hlo`). What other compilers make has no such numbers, and
+    takes 0.
     """
     module = HloModule.parse(text)
     executions = module.executions()
@@ -69,3 +70,15 @@ def estimated_cycles(text: str) -> float:
         for name, instructions in module.computations.items()
         for instruction in instructions
     )
+
+
+def kernels_in_hlo(text: str) -> list[tuple[HloInstruction, int]]:
+    """The calls of kernels for TPUs in an optimised HLO module, and how often each runs."""
+    module = HloModule.parse(text)
+    executions = module.executions()
+    return [
+        (instruction, executions[name])
+        for name, instructions in module.computations.items()
+        for instruction in instructions
+        if instruction.kernel
+    ]

@@ -65,6 +65,19 @@ class HloInstruction:
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else 0
 
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that it calls on a TPU, whose compiler states no cycles for it; empty where it is no
+        such call."""
+        is_kernel = self.opcode == "custom-call" and _KERNEL in self.attributes
+        return _NUMBERED.sub("", self.name) if is_kernel else ""
+
+    @property
+    def stated_work(self) -> tuple[float, float]:
+        """The floating-point operations, and the bytes of memory, that its `pl.CostEstimate` states; zeros without."""
+        found = _ESTIMATE.search(self.attributes)
+        return (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+
     def ends(self, start: HloInstruction) -> bool:
         """Whether it waits for what another instruction started."""
         if start.name.startswith(_ASYNC_START):
@@ -83,7 +96,7 @@ class HloModule:
     def parse(cls, text: str) -> HloModule:
         computations: dict[str, list[HloInstruction]] = {}
         entry = current = ""
-        for line in text.splitlines():
+        for line in _lines(text):
             if header := _COMPUTATION.match(line):
                 current = header["name"]
                 computations[current] = []
@@ -189,6 +202,7 @@ class HloModule:
 
 
 _ASYNC_START = "async-collective-start"
+_BROKEN = "kernel_metadata={"
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
 _RESULT = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
@@ -201,7 +215,26 @@ _METADATA = re.compile(r'metadata=\{(?:[^{}"]|"[^"]*")*\}')  # holds the user's 
 _INDEX = re.compile(r"\bindex=(\d+)")
 _LOOP = re.compile(r"\b(body|condition)=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KERNEL = 'custom_call_target="tpu_custom_call"'
+_NUMBERED = re.compile(r"(\.(\d+|clone|remat\d*))+$")
+_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)",.*?"bytes_accessed":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of a module. The metadata of a kernel breaks those of all that comes of its call:
+
+        %a = f32[8]{0} copy(%k), frontend_attributes={kernel_metadata={
+        "name":"value"
+        }}, backend_config={"estimated_cycles":"80"}
+    """
+    held = ""
+    for line in text.splitlines():
+        if line.endswith(_BROKEN) or (held and not line.startswith("}")):
+            held += line
+        else:
+            yield held + line
+            held = ""
 
 
 def _parse_instruction(line: str) -> HloInstruction | None:

@@ -46,25 +46,42 @@ class Waiting:
     exposed: float
 
 
-def waiting(text: str, seconds: Callable[[HloCollective], float], clock: float) -> Waiting:
+def no_kernel(call: HloInstruction) -> float:
+    """The seconds of a kernel's call by its compiler, which states none."""
+    return 0.0
+
+
+def waiting(
+    text: str,
+    seconds: Callable[[HloCollective], float],
+    clock: float,
+    kernel: Callable[[HloInstruction], float] = no_kernel,
+) -> Waiting:
     """What a scheduled HLO module for TPUs waits for its collectives, as it orders starts, work and dones.
 
     Those that run at once share the links: the first to start goes first, and one that has no start goes before them.
 
     Args:
         seconds: how long a collective takes.
-        clock: cycles per second; of cycles the compiler states those of all but collectives.
+        clock: cycles per second; of cycles the compiler states those of all but collectives and kernels.
+        kernel: how long the call of a kernel takes.
     """
     module = HloModule.parse(text)
     executions = module.executions()
-    return _Schedule(module, seconds, clock).waiting(executions)
+    return _Schedule(module, seconds, clock, kernel).waiting(executions)
 
 
 class _Schedule:
     """The seconds of computations as they are scheduled: callees before those that call them."""
 
-    def __init__(self, module: HloModule, seconds: Callable[[HloCollective], float], clock: float):
-        self._module, self._seconds, self._clock = module, seconds, clock
+    def __init__(
+        self,
+        module: HloModule,
+        seconds: Callable[[HloCollective], float],
+        clock: float,
+        kernel: Callable[[HloInstruction], float],
+    ):
+        self._module, self._seconds, self._clock, self._kernel = module, seconds, clock, kernel
         self._took: dict[str, float] = {}
 
     def waiting(self, executions: Mapping[str, int]) -> Waiting:
@@ -103,7 +120,8 @@ class _Schedule:
         """The seconds of what is no collective, with those of the computations that it calls."""
         trips = self._module.trips(instruction) if instruction.opcode == "while" else 1
         called = [self._took.get(name, 0.0) for name in called_by(instruction)]
-        return instruction.cycles / self._clock + trips * sum(called)
+        own = self._kernel(instruction) if instruction.kernel else instruction.cycles / self._clock
+        return own + trips * sum(called)
 
 
 def _after(running: Sequence[tuple[HloInstruction, float]], seconds: float) -> list[tuple[HloInstruction, float]]:

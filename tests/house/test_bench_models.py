@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from models import rows
 from models.common import Layout
-from models.kernels import Splash
-from models.llama import Llama, decoded, prefilled, trained
+from models.experts import ByCapacity, Dropless, megablox
+from models.kernels import Splash, written_out
+from models.llama import Llama, trained
 from models.measure import Side
 from models.report import Result, markdown
+from models.serving import RaggedPages, SplitPages, decoded, decoded_from_pages, prefilled
 from models.text import Bert, Lstm, trained_bert, trained_lstm
 from models.vision import UNet, VisionTransformer, denoised, trained_on_images
 from partitioned_ops import mesh_of
@@ -45,12 +47,24 @@ CASES = {
         rows.FSDP,
     ),
     "by capacity": (
-        dataclasses.replace(MIXED, capacity=1.25),
+        dataclasses.replace(MIXED, routing=ByCapacity(1.25)),
         partial(trained, batch=8, sequence=8),
         {"fsdp": 2, "expert": 4},
         rows.EXPERTS,
     ),
     "by sorting": (MIXED, partial(trained, batch=8, sequence=8), {"fsdp": 2, "expert": 4}, rows.EXPERTS),
+    "dropless": (
+        dataclasses.replace(MIXED, routing=Dropless(partial(megablox, interpret=True))),
+        partial(trained, batch=8, sequence=8),
+        {"fsdp": 8},
+        rows.FSDP,
+    ),
+    "dropless, plainly": (
+        dataclasses.replace(MIXED, routing=Dropless(jax.lax.ragged_dot, mapped=False)),
+        partial(trained, batch=8, sequence=8),
+        {"fsdp": 2, "expert": 4},
+        rows.EXPERTS,
+    ),
     "prefill": (TINY, partial(prefilled, batch=1, sequence=32), {"seq": 4, "model": 2}, rows.SEQUENCE),
     "decode by batch": (TINY, partial(decoded, batch=4, sequence=16), {"data": 4, "model": 2}, rows.BATCH),
     "decode by sequence": (TINY, partial(decoded, batch=4, sequence=16), {"seq": 4, "model": 2}, rows.CACHE),
@@ -92,6 +106,54 @@ def test_models_are_the_plain_functions(name, constrained):
         out_shardings=specs.specs(program.results),
         rtol=3e-2,  # of bfloat16
     )
+
+
+def exchanged(rows, found, starts, lengths, places, _, *, axis_name):
+    """`jax.lax.ragged_all_to_all`, which CPUs do not have, by a gather of everything."""
+    me, everyone = jax.lax.axis_index(axis_name), partial(jax.lax.all_gather, axis_name=axis_name)
+    sent, starts, lengths, places = map(everyone, (rows, starts, lengths, places))
+    for device in range(sent.shape[0]):
+        place = jnp.arange(found.shape[0]) - places[device, me]
+        taken = jnp.take(sent[device], starts[device, me] + place, axis=0, mode="clip")
+        found = jnp.where(((place >= 0) & (place < lengths[device, me]))[:, None], taken, found)
+    return found
+
+
+MEGABLOX = partial(megablox, interpret=True)
+FORMS = {
+    "splash attention": (SPLASH, dataclasses.replace(SPLASH, attention=written_out), rows.MEGATRON),
+    "splash attention of split queries": (SPLASH, dataclasses.replace(SPLASH, attention=written_out), rows.LONG),
+    "megablox": (
+        dataclasses.replace(MIXED, routing=Dropless(MEGABLOX)),
+        dataclasses.replace(MIXED, routing=Dropless(jax.lax.ragged_dot, mapped=False)),
+        rows.FSDP,
+    ),
+    "megablox of experts that are split": (
+        dataclasses.replace(MIXED, routing=Dropless(MEGABLOX, room=4.0)),
+        dataclasses.replace(MIXED, routing=Dropless(jax.lax.ragged_dot, mapped=False)),
+        rows.EXPERTS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.more("the models of the benchmark, at small sizes")
+def test_kernels_are_what_is_written_out(name, monkeypatch):
+    monkeypatch.setattr(jax.lax, "ragged_all_to_all", exchanged)
+    model, plain, rules = FORMS[name]
+    axes = {"fsdp": 2, next((axis for axis in ("seq", "expert", "model") if axis in str(rules)), "model"): 4}
+    layout = Layout(jax.sharding.Mesh(mesh_of(*axes.values()).devices, tuple(axes)), rules)
+    batch, sequence = (2, 512) if model.attention is SPLASH.attention else (8, 8)
+    of_kernel, written = (trained(made, layout, batch, sequence) for made in (model, plain))
+    weights, moments, *others = drawn(of_kernel.arguments)
+    centred = jax.tree.map(lambda w: 0.5 * (w - w.mean()) if w.ndim > 1 else w, weights)
+    arguments = centred, jax.tree.map(jnp.zeros_like, moments), *others
+    found, expected = (jax.jit(program.run)(*arguments)[1] for program in (of_kernel, written))  # a tenth of gradients
+
+    def assert_near(found, expected):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-2 * np.abs(expected).max())
+
+    jax.tree.map(assert_near, found, expected)
 
 
 def test_rows_have_names_of_their_own_and_layouts_that_divide():
