@@ -211,8 +211,8 @@ def _rows() -> Iterator[Row]:
     ):
         yield from _with_kernels("decode-by-batch", _from_pages(model, sequence), place, False)
     for model, sequence, place in (
-        (LLAMA_8B, 4096, (V5E_8, {"model": 8}, BATCH)),
-        (LLAMA_70B, 8192, (H100_8, {"model": 8}, BATCH)),
+        (LLAMA_8B, 4096, (V5E_8, {"model": 8}, _TENSOR)),
+        (LLAMA_70B, 8192, (H100_8, {"model": 8}, _TENSOR)),
     ):
         yield from _with_kernels("decode-by-heads", _from_pages(model, sequence), place, True)
     step = partial(decoded, batch=64, sequence=4096)

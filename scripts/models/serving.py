@@ -74,6 +74,14 @@ PAGE = 64
 """Tokens of a page of a cache. Chosen: between vLLM's 16 and 128."""
 
 
+_PAGES, _QUERIES = 8, 32
+"""Pages and queries that ragged paged attention takes at a time, which asks the device at hand otherwise. Chosen: 512
+tokens, as splash attention."""
+
+_SPLITS = 16
+"""Parts of a sequence's pages that paged attention for GPUs takes at once: its default."""
+
+
 class Pages(Protocol):
     """A kernel that attends to a cache of pages."""
 
@@ -108,8 +116,13 @@ class RaggedPages:
         page, place = _place(table, lengths)
         cache = cache.at[page, place].set(jnp.stack([k, v], 2).reshape(k.shape[0], -1, k.shape[2]))
         starts, count = jnp.arange(q.shape[0] + 1), jnp.array([q.shape[0]], jnp.int32)
-        scale = q.shape[-1] ** -0.5
-        return ragged_paged_attention(q, cache, lengths + 1, table, starts, count, sm_scale=scale), cache
+        found = ragged_paged_attention(
+            q, cache, lengths + 1, table, starts, count,
+            sm_scale=q.shape[-1] ** -0.5,
+            num_kv_pages_per_block=min(_PAGES, table.shape[1]),
+            num_queries_per_block=min(_QUERIES, q.shape[0]),
+        )  # fmt: skip
+        return found, cache
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,7 @@ class SplitPages:
     """Paged attention of JAX's kernels for GPUs: pages are by head, keys before values."""
 
     mapped: bool = True
+    interpret: bool = False
 
     def cache(self, model: Llama, pages: int) -> Array:
         shape = (model.layers, 2, model.kv_heads, pages, PAGE, model.width)
@@ -127,7 +141,9 @@ class SplitPages:
     ) -> tuple[jax.Array, jax.Array]:
         page, place = _place(table, lengths)
         cache = cache.at[:, :, page, place].set(jnp.stack([k, v]).swapaxes(1, 2))
-        return paged_attention(q * q.shape[-1] ** -0.5, *cache, table, lengths + 1), cache
+        q = q * q.shape[-1] ** -0.5
+        parts = min(_SPLITS, table.shape[1])
+        return paged_attention(q, *cache, table, lengths + 1, k_splits=parts, interpret=self.interpret), cache
 
 
 def _place(table: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -224,9 +224,9 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 def _lines(text: str) -> Iterator[str]:
     """The lines of a module. The metadata of a kernel breaks those of all that comes of its call:
 
-        %a = f32[8]{0} copy(%k), frontend_attributes={kernel_metadata={
-        "name":"value"
-        }}, backend_config={"estimated_cycles":"80"}
+    %a = f32[8]{0} copy(%k), frontend_attributes={kernel_metadata={
+    "name":"value"
+    }}, backend_config={"estimated_cycles":"80"}
     """
     held = ""
     for line in text.splitlines():
