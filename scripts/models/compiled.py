@@ -55,6 +55,11 @@ class Compiled:
     kernels: float = 0.0
     flops: float = 0.0
 
+    @property
+    def work(self) -> float:
+        """Seconds of a step but for those in which it waits for collectives: by its cycles, and its kernels'."""
+        return self.time - self.exposed
+
 
 def versions() -> dict[str, str]:
     """Those of what plans and compiles."""

@@ -80,5 +80,5 @@ def kernels_in_hlo(text: str) -> list[tuple[HloInstruction, int]]:
         (instruction, executions[name])
         for name, instructions in module.computations.items()
         for instruction in instructions
-        if instruction.kernel
+        if instruction.is_kernel
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -66,11 +67,15 @@ class HloInstruction:
         return int(found[1]) if found else 0
 
     @property
-    def kernel(self) -> str:
-        """The name of the kernel that it calls on a TPU, whose compiler states no cycles for it; empty where it is no
-        such call."""
-        is_kernel = self.opcode == "custom-call" and _KERNEL in self.attributes
-        return _NUMBERED.sub("", self.name) if is_kernel else ""
+    def is_kernel(self) -> bool:
+        """Whether it calls a kernel of a TPU, whose compiler states no cycles for it."""
+        return self.opcode == "custom-call" and _KERNEL in self.attributes
+
+    @property
+    def kernel_body(self) -> bytes:
+        """What a kernel was compiled from, in which its names are, as bytecode of MLIR."""
+        found = _BODY.search(self.attributes)
+        return base64.b64decode(found[1]) if found else b""
 
     @property
     def stated_work(self) -> tuple[float, float]:
@@ -216,7 +221,7 @@ _INDEX = re.compile(r"\bindex=(\d+)")
 _LOOP = re.compile(r"\b(body|condition)=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_NUMBERED = re.compile(r"(\.(\d+|clone|remat\d*))+$")
+_BODY = re.compile(r'"body":"([^"]*)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)",.*?"bytes_accessed":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 

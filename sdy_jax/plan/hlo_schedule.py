@@ -120,7 +120,7 @@ class _Schedule:
         """The seconds of what is no collective, with those of the computations that it calls."""
         trips = self._module.trips(instruction) if instruction.opcode == "while" else 1
         called = [self._took.get(name, 0.0) for name in called_by(instruction)]
-        own = self._kernel(instruction) if instruction.kernel else instruction.cycles / self._clock
+        own = self._kernel(instruction) if instruction.is_kernel else instruction.cycles / self._clock
         return own + trips * sum(called)
 
 

@@ -111,7 +111,7 @@ def test_loops_wait_in_each_trip_and_hide_what_runs_around_them():
 KERNEL = """%attend.2 = f32[4]{0} custom-call(%p), custom_call_target="tpu_custom_call", \
 operand_layout_constraints={f32[4]{0}}, frontend_attributes={kernel_metadata={
 "xprof":"{\\"block\\": 4}"
-}}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"600","transcendentals":"0","bytes_accessed":"32"}}}
+}}, backend_config={"custom_call_config":{"body":"YXR0ZW5k","cost_estimate":{"flops":"600","transcendentals":"0","bytes_accessed":"32"}}}
   %copied = f32[4]{0} copy(%attend.2), frontend_attributes={kernel_metadata={
 "xprof":"{\\"block\\": 4}"
 }}, backend_config={"estimated_cycles":"100"}"""
@@ -123,4 +123,4 @@ def test_kernels_take_what_the_caller_says_of_their_calls_and_hide_collectives()
     assert waiting(text, seconds, clock=10.0).exposed == pytest.approx(38)
     assert waiting(text, seconds, clock=10.0, kernel=lambda call: call.stated_work[0] / 30).exposed == pytest.approx(18)
     ((call, count),) = kernels_in_hlo(text)
-    assert (call.kernel, count, call.stated_work) == ("attend", 1, (600, 32)) and estimated_cycles(text) == 100
+    assert (call.kernel_body, count, call.stated_work) == (b"attend", 1, (600, 32)) and estimated_cycles(text) == 100
