@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 
+from models.kernels import BLOCK
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.registry import machines
 from sdy_jax.plan.hlo_module import HloInstruction
@@ -50,11 +51,12 @@ def _known_work(call: HloInstruction) -> tuple[float, float]:
 
 
 def _products(count: int) -> Callable[[list[Shape]], tuple[float, float]]:
-    """Those of causal attention between queries (..., sequence, width) and keys: half of the pairs."""
+    """Those of causal attention between queries (..., sequence, width) and keys: half of the pairs of blocks, and half
+    of those on the diagonal, which are computed whole."""
 
     def work(arrays: list[Shape]) -> tuple[float, float]:
         queries, keys = arrays[:2]
-        return 2 * count * math.prod(queries) * keys[-2] / 2, 0.0
+        return 2 * count * math.prod(queries) * (keys[-2] + min(BLOCK, keys[-2])) / 2, 0.0
 
     return work
 

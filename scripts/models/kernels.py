@@ -23,7 +23,7 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, Layout], jax.Array]
 QUERIES: Names = ("batch", "seq", "heads", None)
 KEYS: Names = ("batch", None, "kv_heads", None)
 
-_BLOCK = 512
+BLOCK = 512
 """Queries, and keys, that splash attention takes at a time: MaxText's default."""
 
 _CUDNN = 91300
@@ -67,7 +67,7 @@ class Splash:
         """That of the queries of one head of keys; `parts`: those that the sequence is split into."""
         length = q.shape[1]
         mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (q.shape[2] // k.shape[2]))
-        block = min(_BLOCK, length // parts)
+        block = min(BLOCK, length // parts)
         sizes = splash.BlockSizes(*(block,) * 8)
         return splash.make_splash_mqa(
             mask, head_shards=1, q_seq_shards=parts, block_sizes=sizes, interpret=self.interpret

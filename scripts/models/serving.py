@@ -78,8 +78,9 @@ _PAGES, _QUERIES = 8, 32
 """Pages and queries that ragged paged attention takes at a time, which asks the device at hand otherwise. Chosen: 512
 tokens, as splash attention."""
 
-_SPLITS = 16
-"""Parts of a sequence's pages that paged attention for GPUs takes at once: its default."""
+_SPLITS, _SHARED = 16, 2
+"""Parts of a sequence's pages that paged attention for GPUs takes at once, its default, and pages that each holds in
+shared memory: 128 tokens, as its default of 8 pages of 16; 512 were more than an H100 has."""
 
 
 class Pages(Protocol):
@@ -142,8 +143,13 @@ class SplitPages:
         page, place = _place(table, lengths)
         cache = cache.at[:, :, page, place].set(jnp.stack([k, v]).swapaxes(1, 2))
         q = q * q.shape[-1] ** -0.5
-        parts = min(_SPLITS, table.shape[1])
-        return paged_attention(q, *cache, table, lengths + 1, k_splits=parts, interpret=self.interpret), cache
+        found = paged_attention(
+            q, *cache, table, lengths + 1,
+            pages_per_compute_block=_SHARED,
+            k_splits=min(_SPLITS, table.shape[1]),
+            interpret=self.interpret,
+        )  # fmt: skip
+        return found, cache
 
 
 def _place(table: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
