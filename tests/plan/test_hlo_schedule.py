@@ -111,7 +111,8 @@ def test_loops_wait_in_each_trip_and_hide_what_runs_around_them():
 KERNEL = """%attend.2 = f32[4]{0} custom-call(%p), custom_call_target="tpu_custom_call", \
 operand_layout_constraints={f32[4]{0}}, frontend_attributes={kernel_metadata={
 "xprof":"{\\"block\\": 4}"
-}}, backend_config={"custom_call_config":{"body":"YXR0ZW5k","cost_estimate":{"flops":"600","transcendentals":"0","bytes_accessed":"32"}}}
+}}, backend_config={"custom_call_config":{"body":"YXR0ZW5k","cost_estimate":{"flops":"600",\
+"transcendentals":"0","bytes_accessed":"32"}}}
   %copied = f32[4]{0} copy(%attend.2), frontend_attributes={kernel_metadata={
 "xprof":"{\\"block\\": 4}"
 }}, backend_config={"estimated_cycles":"100"}"""
