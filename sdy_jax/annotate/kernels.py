@@ -89,9 +89,15 @@ class _OnBlocks:
 
 def _in_context(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A kernel's body and index maps in the context of now: they were traced where the mesh of the program was in
-    context, and run where its axes are manual."""
+    context, and run where its axes are manual. Shardings that jax notes in equations name that mesh, and say nothing of
+    values in a kernel."""
     context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
-    here = Rewriting(lambda equation: [equation.replace(ctx=context)]).of
+
+    def moved(equation: Any) -> list[Any]:
+        plain = {name: None if isinstance(x, jax.sharding.Sharding) else x for name, x in equation.params.items()}
+        return [equation.replace(ctx=context, params=plain)]
+
+    here = Rewriting(moved).of
     mapping = parameters["grid_mapping"]
     blocks = tuple(b.replace(index_map_jaxpr=here(b.index_map_jaxpr)) for b in mapping.block_mappings)
     changed = {"jaxpr": here(parameters["jaxpr"]), "grid_mapping": mapping.replace(block_mappings=blocks)}

@@ -3,6 +3,7 @@
 * `pallas_call_p`: grid, block shapes, index maps and body are in the parameters of the primitive.
 * the kinds of entries in block shapes and grids, `NDIndexer` and `Slice`: which part of an array a block is, and which
   part of a block a body reads or writes.
+* `WriteEffect`, `AccumEffect`: to which of its arguments a body writes.
 * `AbstractRef` of a scalar, and jaxprs traced with refs: for kernels that take one operand more.
 """
 
@@ -19,6 +20,7 @@ from jax._src.pallas import core
 from jax._src.pallas.pallas_call import pallas_call_p as _pallas_call_p
 from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.indexing import Slice as Slice  # type: ignore[attr-defined]
+from jax._src.state.types import AccumEffect, WriteEffect
 from jax._src.state.types import RefEffect as Effect
 from jax.core import ShapedArray
 from jax.experimental.pallas import tpu
@@ -67,6 +69,13 @@ def has_side_effects(parameters: Mapping[str, Any]) -> bool:
     return bool(said) or any(not isinstance(e, Effect) for e in parameters["jaxpr"].effects)
 
 
+def written_arguments(body: Jaxpr) -> frozenset[int]:
+    """The indices of the arguments of a body, refs all of them, to which it writes."""
+    places = {x: index for index, x in enumerate(body.invars)}
+    found = (e.input for e in body.effects if isinstance(e, WriteEffect | AccumEffect))
+    return frozenset(places.get(x, x) for x in found)
+
+
 def scalar_ref(count: int) -> Any:
     """The type of a ref of so many int32 scalars that a kernel knows before its grid runs."""
     return tpu.SMEM((count,), jnp.int32).get_ref_aval()
@@ -102,3 +111,12 @@ def traced_with_refs(fun: Callable[..., Any], avals: Sequence[Any]) -> Jaxpr:
 
     jaxpr, _, _ = partial_eval.trace_to_jaxpr_dynamic(linear_util.wrap_init(flat, debug_info=info), list(avals))
     return jaxpr
+
+
+def with_constants(jaxpr: Any, more: Sequence[Any]) -> Any:
+    """A jaxpr with more variables that are constants of it; in jax 0.12 one that has any knows a value for each, which
+    is of no use where an equation passes them."""
+    changed = {"constvars": [*jaxpr.constvars, *more]}
+    if hasattr(jaxpr, "consts"):
+        changed["consts"] = [*jaxpr.consts, *(None for _ in more)]
+    return jaxpr.replace(**changed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined, unused-ignore]
@@ -63,40 +63,66 @@ def _is_remote(equation: Any) -> bool:
     return part is not None and (tree is None or tree.unflatten(equation.invars)[part] is not None)
 
 
+class Kept(NamedTuple):
+    """An argument of a body that keeps what is written to it: scratch, or a block that later steps have again.
+
+    Attributes:
+        argument: its index.
+        moves: whether steps with one index of the dimension in question have several blocks of it.
+    """
+
+    argument: int
+    moves: bool
+
+
 @dataclass(slots=True)
 class _Ref:
-    """A ref in which something may be carried, and which of its elements were written in this sweep."""
+    """Which elements of a ref a step has written so far, and which it has read before."""
 
     written: np.ndarray
-    is_read_first: bool = False
+    read_first: np.ndarray
 
 
-def carries(
-    body: Any, refs: Sequence[int], dim: int, inner: Sequence[int], starts: np.ndarray, vmapped: Sequence[int]
-) -> bool:
-    """Whether what a step leaves in some refs may be read by a step with another index of a grid dimension.
+def carried(
+    body: Any, kept: Sequence[Kept], dim: int, inner: Sequence[int], starts: np.ndarray, vmapped: Sequence[int]
+) -> int | None:
+    """The argument, if there is one, in which a step may find what one with another index of a grid dimension wrote.
 
-    It is not if in the first step of each index the refs are written before they are read. Steps run in the grid's
-    order, so there the dimensions that are further in are at 0.
+    Steps run in the grid's order, so of those with one index the first one is at 0 of all dimensions that are further
+    in. Nothing is carried if that one writes, before it reads it, all that it or another one reads before writing it.
 
     Args:
         body: the kernel's jaxpr.
-        refs: the indices of its arguments that keep what is written: scratch, results that do not follow `dim`.
+        kept: its arguments that keep something.
         dim: the grid dimension.
         inner: those that are further in, all of them.
         starts: the indices at which a shard may start.
         vmapped: the dimensions that the body does not count.
     """
-    kept = {body.invars[i]: _Ref(np.zeros(body.invars[i].aval.shape, bool)) for i in refs}
     places = {dim: starts, **dict.fromkeys(inner, np.asarray(0))}
     own = (d for d in range(dim + len(inner) + 1) if d not in set(vmapped))
-    _Walk({axis: places[d] for axis, d in enumerate(own) if d in places}).run(body, kept, {})
-    return any(ref.is_read_first for ref in kept.values())
+    first_step = {axis: places[d] for axis, d in enumerate(own) if d in places}
+    first, any_step = (_run(body, kept, known) for known in (first_step, {}))
+    for ref in kept:
+        x = body.invars[ref.argument]
+        left = any_step[x].read_first & (ref.moves | ~first[x].written)
+        if first[x].read_first.any() or left.any():
+            return ref.argument
+    return None
+
+
+def _run(body: Any, kept: Sequence[Kept], places: Mapping[int, np.ndarray]) -> Mapping[Any, _Ref]:
+    """What a step at such places does with the arguments that keep something."""
+    refs = {}
+    for x in (body.invars[ref.argument] for ref in kept):
+        refs[x] = _Ref(np.zeros(x.aval.shape, bool), np.zeros(x.aval.shape, bool))
+    _Walk(places).run(body, refs, {})
+    return refs
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """One step of a body, the first one of each index of a grid dimension: `places` per dimension as it counts them."""
+    """A step of a body, or any at some `places`, per dimension as it counts them."""
 
     places: Mapping[int, np.ndarray]
 
@@ -147,8 +173,9 @@ class _Walk:
         place = _place_of(equation) if name in ("get", "swap") else None
         reads = name != "swap" or bool(used.intersection(equation.outvars))
         for each in touched:
-            seen = refs[each].written[place] if place is not None and each is first else refs[each].written
-            refs[each].is_read_first |= reads and not bool(np.all(seen))
+            part = place if place is not None and each is first else ...
+            if reads:
+                refs[each].read_first[part] |= ~refs[each].written[part]
         if name == "swap" and place is not None and first in refs:
             refs[first].written[place] = True
 

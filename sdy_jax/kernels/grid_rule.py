@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from sdy_jax.jax_internals.pallas import block_size, is_dynamic
-from sdy_jax.kernels.body import carries, reads_of
+from sdy_jax.jax_internals.pallas import block_size, is_dynamic, written_arguments
+from sdy_jax.kernels.body import GRID, Kept, carried, equations_in, reads_of
 from sdy_jax.kernels.index_maps import Entry, entries
 from sdy_jax.kernels.shifted_grid import own_shift
 from sdy_jax.representation.rule import OpShardingRule
@@ -67,13 +67,29 @@ class Call:
 
     @cached_property
     def entries(self) -> tuple[tuple[Entry, ...], ...]:
-        """Per tensor those of its index map; a map that gives more than an index per dimension mentions everything."""
+        """Per tensor those of its index map. What follows a grid dimension has one block per step of it, or per so
+        many steps; a map that gives more than an index per dimension mentions everything."""
         every = Entry(frozenset(range(len(self.grid))))
         found = []
-        for block in self.mapping.block_mappings:
+        for tensor, block in enumerate(self.mapping.block_mappings):
             maps = entries(block.index_map_jaxpr.jaxpr, self.grid)
-            found.append(maps if len(maps) == len(block.block_shape) else (every,) * len(block.block_shape))
+            is_plain = len(maps) == len(block.block_shape)
+            maps = maps if is_plain else (every,) * len(block.block_shape)
+            found.append(tuple(e if self._fits(tensor, d, e) else Entry(e.mentions) for d, e in enumerate(maps)))
         return tuple(found)
+
+    def _fits(self, tensor: int, dim: int, entry: Entry) -> bool:
+        """Whether the blocks that an entry counts are whole, and all of a dimension."""
+        if entry.follows is None or is_dynamic(self.grid[entry.follows]):
+            return True
+        count, block = self.grid[entry.follows] // entry.steps, self.block(tensor)[dim]
+        return block is not None and block * count == self.shape(tensor)[dim]
+
+    @cached_property
+    def maps_ask(self) -> bool:
+        """Whether index maps ask for numbers of steps beside those that they are given."""
+        maps = [block.index_map_jaxpr for block in self.mapping.block_mappings]
+        return any(e.primitive.name in GRID for e in equations_in(maps))
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         return tuple(self.mapping.block_mappings[tensor].array_aval.shape)
@@ -149,20 +165,23 @@ def _dimension(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars
     reads = reads_of(body, vmapped, len(call.grid))
     if call.parameters.get("mesh") is not None or body.constvars:
         return _Dimension(f"`{call.title}` runs on a mesh of cores, or closes over refs")
+    if call.maps_ask:
+        return _Dimension(f"index maps of `{call.title}` call program_id")
     if reads.communicates:
         return _Dimension(f"`{call.title}` talks to other devices by itself; run it in jax.shard_map")
     if reads.draws:
         return _Dimension(f"`{call.title}` draws random bits, whose state goes from step to step")
     steps = math.lcm(*(_steps(e, dim) for maps in call.entries for e in maps))
     if extent % steps or extent == steps:
-        return _Dimension(f"index maps take the steps of {name} apart in a way that is not that of blocks")
+        return _Dimension(f"no two parts of {name} have blocks of their own")
     odd = [t for t, maps in enumerate(call.entries) if any(e.is_odd_to(dim) for e in maps)]
-    if reason := _unfit(call, dim, name, odd):
+    if reason := _unfit(call, dim, name):
         return _Dimension(reason)
-    refs = _kept_refs(call, dim)
     inner, starts = range(dim + 1, len(call.grid)), np.arange(0, extent, steps)
-    if refs and not call.is_parallel(dim) and carries(body, refs, dim, inner, starts, vmapped):
-        return _Dimension(f"`{call.title}` keeps something in scratch from step to step of {name}")
+    if not call.is_parallel(dim):
+        at = carried(body, _kept(call, dim), dim, inner, starts, vmapped)
+        if at is not None:
+            return _Dimension(f"{_argument(call, at)} from step to step of {name}")
     is_shifted = bool(odd) or dim in reads.dims
     if is_shifted and not body_takes_scalars:
         return _Dimension(f"{name} is read by its body, or by index maps of whole operands")
@@ -177,7 +196,7 @@ def _steps(entry: Entry, dim: int) -> int:
     return entry.steps if dim in (entry.follows, entry.repeats) else 1
 
 
-def _unfit(call: Call, dim: int, name: str, odd: Sequence[int]) -> str:
+def _unfit(call: Call, dim: int, name: str) -> str:
     """Why the tensors of a call do not fit a grid dimension; nothing where they do."""
     inputs = call.mapping.num_inputs
     for t, maps in enumerate(call.entries):
@@ -185,12 +204,6 @@ def _unfit(call: Call, dim: int, name: str, odd: Sequence[int]) -> str:
         what = f"result {t - inputs}" if t >= inputs else f"operand {t + call.scalars}"
         if len(following) > 1:
             return f"{what} follows {name} along several dimensions"
-        if following and t in odd:
-            return f"the index map of {what} uses {name} once more"
-        for d in following:
-            count, block = call.grid[dim] // maps[d].steps, call.block(t)[d]
-            if block is None or block * count != call.shape(t)[d]:
-                return f"dimension {d} of {what} is not made of whole blocks along {name}"
     offset = call.mapping.num_index_operands
     for operand, result in call.parameters["input_output_aliases"]:
         if operand < offset:
@@ -208,14 +221,29 @@ def _followed(call: Call, tensor: int, dim: int) -> int | None:
     return next((d for d, entry in enumerate(call.entries[tensor]) if entry.follows == dim), None)
 
 
-def _kept_refs(call: Call, dim: int) -> list[int]:
-    """The arguments of the body that keep what is written from step to step of a grid dimension: scratch, and results
-    that do not follow it."""
+def _kept(call: Call, dim: int) -> list[Kept]:
+    """The arguments of the body that keep what is written from step to step of a grid dimension: scratch, results that
+    do not follow it, and operands that the body changes."""
+    mapping, body = call.mapping, call.parameters["jaxpr"]
+    first, last = mapping.num_index_operands, len(body.invars) - mapping.num_scratch_operands
+    results = frozenset(range(last - mapping.num_outputs, last))
+    sweep = frozenset(range(dim, len(call.grid)))
+    found = [Kept(at, False) for at in range(last, len(body.invars))]
+    for at in sorted(results | {at for at in written_arguments(body) if at < last}):
+        if at < first:
+            found.append(Kept(at, False))
+        elif _followed(call, at - first, dim) is None:
+            found.append(Kept(at, any(e.mentions & sweep for e in call.entries[at - first])))
+    return found
+
+
+def _argument(call: Call, at: int) -> str:
+    """An argument of the body that keeps something, as a sentence begins."""
     mapping = call.mapping
-    first, inputs, outputs = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
-    results = [first + t for t in range(inputs, inputs + outputs) if _followed(call, t, dim) is None]
-    count = len(call.parameters["jaxpr"].invars)
-    return [*results, *range(count - mapping.num_scratch_operands, count)]
+    result = at - mapping.num_index_operands - mapping.num_inputs
+    if result >= mapping.num_outputs:
+        return "something is kept in scratch"
+    return f"result {result} is added to" if result >= 0 else f"operand {at} is changed"
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ def entries(jaxpr: Any, grid: Sequence[Any]) -> tuple[Entry, ...]:
         jaxpr: the map.
         grid: the extents; what is no integer is not known.
     """
-    return tuple([_entry(jaxpr, out, grid) for out in jaxpr.outvars[: len(jaxpr.outvars)]])
+    return tuple([_entry(jaxpr, out, grid) for out in jaxpr.outvars])
 
 
 def _entry(jaxpr: Any, out: Any, grid: Sequence[Any]) -> Entry:

@@ -49,6 +49,10 @@ _FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
 }
 
 
+_KINDS = "biu"
+"""Booleans and integers, signed or not: what this arithmetic is of."""
+
+
 def value_of(x: Any, known: Known) -> np.ndarray | None:
     """The value of a variable or literal, if it is known."""
     return np.asarray(x.val) if isinstance(x, Literal) else known.get(x)
@@ -63,10 +67,14 @@ def evaluate(equation: Any, known: Known) -> None:
             if found is not None:
                 known[x] = found
         return
-    if any(value is None for value in values) or any(x.aval.shape for x in equation.outvars):
+    if any(value is None or value.dtype.kind not in _KINDS for value in values):
+        return
+    if any(x.aval.shape for x in equation.outvars):
         return
     if name == "convert_element_type":
-        known[equation.outvars[0]] = np.asarray(values[0]).astype(equation.params["new_dtype"])
+        found = np.asarray(values[0]).astype(equation.params["new_dtype"])
+        if found.dtype.kind in _KINDS:
+            known[equation.outvars[0]] = found
     elif name in _FUNCTIONS:
         known[equation.outvars[0]] = _FUNCTIONS[name](*values)
 

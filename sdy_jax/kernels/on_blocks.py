@@ -25,7 +25,7 @@ from sdy_jax.jax_internals.pallas import (
     traced_with_refs,
 )
 from sdy_jax.kernels.grid_rule import Call
-from sdy_jax.kernels.index_maps import entries
+from sdy_jax.kernels.index_maps import Entry
 from sdy_jax.kernels.shifted_grid import own_shift
 
 
@@ -90,8 +90,8 @@ def _with_scalars(call: Call, parameters: dict[str, Any], extents: Mapping[int, 
     ref, at = scalar_ref(len(extents)), mapping.num_index_operands
     avals = (*mapping.index_map_avals, ref)
     blocks = tuple(
-        block.replace(index_map_jaxpr=_shifted_map(block, call.grid, extents, avals))
-        for block in mapping.block_mappings
+        block.replace(index_map_jaxpr=_shifted_map(block.index_map_jaxpr, kinds, extents, avals))
+        for block, kinds in zip(mapping.block_mappings, call.entries, strict=True)
     )
     tree = jax.tree.structure((tuple(range(len(avals))), {}))
     new = mapping.replace(block_mappings=blocks, num_index_operands=at + 1, index_map_avals=avals, index_map_tree=tree)
@@ -113,14 +113,13 @@ def _with_array(call: Call, parameters: dict[str, Any], extents: Mapping[int, in
     return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
 
 
-def _shifted_map(block: Any, grid: Sequence[Any], extents: Mapping[int, int], avals: Sequence[Any]) -> Any:
+def _shifted_map(old: Any, kinds: Sequence[Entry], extents: Mapping[int, int], avals: Sequence[Any]) -> Any:
     """An index map with the first steps as its last argument.
 
     What follows a dimension, or repeats itself along it, counts from the device's first block on, as before. What else
     mentions it is an index into all of the array, and counts from that of the whole grid.
     """
-    old = block.index_map_jaxpr
-    kinds = entries(old.jaxpr, grid)
+    odd = [any(entry.is_odd_to(dim) for dim in extents) for entry in kinds]
 
     def index_map(*args: Any) -> Sequence[Any]:
         *here, firsts = args
@@ -128,7 +127,8 @@ def _shifted_map(block: Any, grid: Sequence[Any], extents: Mapping[int, int], av
         for number, dim in enumerate(extents):
             there[dim] = here[dim] + firsts[number]
         of_part, of_whole = (eval_jaxpr(old.jaxpr, old.consts, *steps) for steps in (here, there))
-        odd = [any(entry.is_odd_to(dim) for dim in extents) for entry in kinds]
+        if len(of_part) != len(odd):  # an index of several numbers, in a map that is odd as a whole
+            return of_whole
         return [whole if is_odd else part for part, whole, is_odd in zip(of_part, of_whole, odd, strict=True)]
 
     return closed(traced_with_refs(index_map, avals))

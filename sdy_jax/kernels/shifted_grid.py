@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var  # type: ignore[attr-defined, unused-ignore]
 
-from sdy_jax.jax_internals.pallas import traced_with_refs
+from sdy_jax.jax_internals.loops import scan_constants, with_scan_constants
+from sdy_jax.jax_internals.pallas import traced_with_refs, with_constants
 from sdy_jax.kernels.body import GRID, equations_in
 
 _INDEX = ShapedArray((), np.dtype(np.int32))
@@ -58,7 +61,7 @@ class Shift:
         equations = self._equations_of(jaxpr, firsts)
         info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
         if are_constants:
-            return jaxpr.replace(constvars=[*jaxpr.constvars, *firsts], eqns=equations, debug_info=info)
+            return with_constants(jaxpr.replace(eqns=equations, debug_info=info), firsts)
         return jaxpr.replace(invars=_inserted(jaxpr.invars, at, firsts), eqns=equations, debug_info=info)
 
     def of_body(self, body: Any, at: int, ref: Any) -> Any:
@@ -95,14 +98,10 @@ class Shift:
         return _with(equation, [*equation.invars, *firsts], branches=branches)
 
     def _scan(self, equation: Any, firsts: Sequence[Any]) -> Any:
-        count, linear = equation.params["num_consts"], equation.params["linear"]
-        return _with(
-            equation,
-            _inserted(equation.invars, count, firsts),
-            jaxpr=self.of(equation.params["jaxpr"], count),
-            num_consts=count + len(firsts),
-            linear=(*linear[:count], *(False for _ in firsts), *linear[count:]),
-        )
+        count, invars = scan_constants(equation.params), equation.invars
+        inner = self.of(equation.params["jaxpr"], count)
+        counts = with_scan_constants(equation.params, len(firsts))
+        return _with(equation, _inserted(invars, count, firsts), jaxpr=inner, **counts)
 
     def _while(self, equation: Any, firsts: Sequence[Any]) -> Any:
         of_cond, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
@@ -117,6 +116,12 @@ class Shift:
         )
         return new.replace(effects=_moved(equation.effects, of_cond, len(firsts)))
 
+    def _jit(self, equation: Any, firsts: Sequence[Any]) -> Any:
+        count = len(equation.invars)
+        per_argument = {name: (*equation.params[name], *of_one * len(firsts)) for name, of_one in _of_one().items()}
+        inner = self.of(equation.params["jaxpr"], count)
+        return _with(equation, [*equation.invars, *firsts], jaxpr=inner, **per_argument)
+
     def _run_scoped(self, equation: Any, firsts: Sequence[Any]) -> Any:
         inner = self.of(equation.params["jaxpr"], 0, are_constants=True)
         return _with(equation, [*equation.invars, *firsts], jaxpr=inner)
@@ -127,8 +132,21 @@ def own_shift(mapping: Any, extents: Mapping[int, int]) -> Shift:
     return Shift({d - sum(v < d for v in mapping.vmapped_dims): n for d, n in extents.items()})
 
 
-_INTO = {"cond": Shift._cond, "scan": Shift._scan, "while": Shift._while, "run_scoped": Shift._run_scoped}
+_INTO = {
+    "cond": Shift._cond,
+    "scan": Shift._scan,
+    "while": Shift._while,
+    "jit": Shift._jit,
+    "run_scoped": Shift._run_scoped,
+}
 """The primitives into whose jaxprs scalars can go."""
+
+
+@cache
+def _of_one() -> Mapping[str, tuple[Any]]:
+    """The parameters of `jit` that say something per argument, as they are for one of which nothing is said."""
+    (equation,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(np.int32(0)).eqns
+    return {name: equation.params[name] for name in ("in_shardings", "in_layouts", "donated_invars")}
 
 
 def _with(equation: Any, invars: Sequence[Any], **parameters: Any) -> Any:
