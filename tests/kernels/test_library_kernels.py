@@ -1,0 +1,122 @@
+"""The kernels that JAX ships, interpreted on eight devices: the numbers of one device, forward and backward, however
+their operands are split; each is split itself where its rule allows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import jax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from kernel_splits import local_grids
+from library_kernels import LIBRARY, interpreted
+from partitioned_ops import PLANE
+from uneven_blocks import PARTITIONED, assert_close
+
+import sdy_jax as sdy
+
+AXES = {"x": ("x",), "y": ("y",), "x and y": ("x", "y")}
+"""The axes of 2 x 4 devices, one at a time or both."""
+EACH = [(name, dim) for name, library in LIBRARY.items() for dim in dict.fromkeys(library.arguments.replace(" ", ""))]
+"""All dimensions of all kernels."""
+BACKWARD = [(name, dim) for name, dim in EACH if LIBRARY[name].gradient]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> Iterator[None]:
+    with interpreted():
+        yield
+
+
+def steps(grid) -> int:
+    """Of a grid, those along dimensions whose extents are known."""
+    return math.prod(n for n in grid if isinstance(n, int))
+
+
+def check(name, dim, axes, kind="forward", layouts="local"):
+    """A kernel with one dimension of its operands split has the numbers of one device."""
+    library, shards = LIBRARY[name], math.prod(PLANE.shape[axis] for axis in axes)
+    sizes = library.sized(dim, shards) if dim in library.split else {**library.sizes}
+    function, args = library.make(sizes), library.values(sizes)
+    if kind == "backward":
+        function = library.gradients(function)
+    specs = library.specs({dim: axes if not sizes[dim] % shards else axes[:1]})
+    partitioned = sdy.partition(function, mesh=PLANE, in_shardings=specs, layouts=layouts, on_unknown="ignore")
+    assert_close(partitioned(*args), jax.jit(function)(*args), 1e-5)
+    return library, partitioned, function, args, shards
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize(("name", "dim"), EACH)
+@pytest.mark.more("all dimensions of all kernels, by each axis and both")
+def test_numbers_forward(name, dim, axes):
+    library, partitioned, function, args, shards = check(name, dim, AXES[axes])
+    if dim in library.split:
+        (whole,), (part,) = (local_grids(each, *args) for each in (function, partitioned))
+        assert steps(part) * shards == steps(whole)
+        assert dim in library.gathers or not partitioned.plan(*args).wire_bytes
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize(("name", "dim"), BACKWARD)
+@pytest.mark.more("all dimensions of all kernels, by each axis and both")
+def test_numbers_backward(name, dim, axes):
+    check(name, dim, AXES[axes], "backward")
+
+
+def first_dim(name):
+    return (LIBRARY[name].split or "b")[0]
+
+
+def test_numbers_of_each_kernel():
+    """By the layouts that a plan chooses."""
+    for name in LIBRARY:
+        check(name, first_dim(name), ("x",), layouts="global")
+
+
+@pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if library.gradient])
+def test_numbers_of_each_gradient(name):
+    check(name, first_dim(name), ("x",), "backward", "global")
+
+
+@pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if len(library.split) > 1])
+@pytest.mark.more("two dimensions at a time")
+def test_numbers_of_two_dimensions(name):
+    library = LIBRARY[name]
+    for first, second in pairwise(library.split):
+        sizes = {**library.sized(first, 2), second: library.sized(second, 4)[second]}
+        function, args = library.make(sizes), library.values(sizes)
+        specs = library.specs({first: "x", second: "y"})
+        partitioned = sdy.partition(function, mesh=PLANE, in_shardings=specs, layouts="local")
+        assert_close(partitioned(*args), jax.jit(function)(*args), 1e-5)
+        (whole,) = local_grids(function, *args)
+        assert [steps(part) * 8 for part in local_grids(partitioned, *args)] == [steps(whole)]
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if library.gradient])
+@pytest.mark.more("shards of unequal sizes")
+def test_numbers_of_uneven_shards(name, kind):
+    """A batch of 3 on 2 devices and 3 heads on 4, split inside of the function."""
+    library = LIBRARY[name]
+    dims = [dim for dim in library.split if dim not in library.gathers]
+    sizes = {**library.sizes, **{dim: library.sized(dim, 3)[dim] for dim in dims}}
+    function, args = library.make(sizes), library.values(sizes)
+    specs = library.specs(dict(zip(dims, ("x", "y"), strict=False)))
+
+    def uneven(*xs):
+        if PARTITIONED.get():
+            pairs = zip(xs, specs, strict=True)
+            xs = [jax.lax.with_sharding_constraint(x, NamedSharding(PLANE, spec)) for x, spec in pairs]
+        return function(*xs)
+
+    step = library.gradients(uneven) if kind == "backward" else uneven
+    expected = jax.jit(lambda *xs: step(*xs))(*args)
+    token = PARTITIONED.set(True)
+    try:
+        assert_close(sdy.partition(step, mesh=PLANE, in_shardings=P(), layouts="local")(*args), expected, 1e-5)
+    finally:
+        PARTITIONED.reset(token)
