@@ -273,6 +273,9 @@ def test_a_grid_that_is_too_large_to_list_is_counted_by_a_part_of_it() -> None:
     (some,), (many,) = (works(attend, *[array(b, 16, 4096, D)] * 3) for b in (1, 64))
     assert many.flops == 64 * some.flops
     assert many.bytes == pytest.approx(64 * some.bytes, rel=1e-3)
+    tokens = 2**17
+    (long,) = works(attend, *[array(1, 1, tokens, D)] * 3)  # whose blocks of queries and keys alone are too many
+    assert long.flops == pytest.approx(4 * D * tokens**2 * below(tokens // 128), rel=0.04)
 
 
 def test_a_body_of_an_unknown_form_counts_as_stated_or_its_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
