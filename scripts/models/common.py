@@ -142,7 +142,8 @@ def layers_of(
     layer: Callable[[jax.Array, Tree], jax.Array], x: jax.Array, weights: Tree, scanned: bool, checkpointed: bool
 ) -> jax.Array:
     """`x` through all layers of a stack, in a loop or one after the other."""
-    layer = jax.checkpoint(layer) if checkpointed else layer
+    # A loop keeps what is computed again apart by itself, so that it needs no barriers.
+    layer = jax.checkpoint(layer, prevent_cse=not scanned) if checkpointed else layer
     if scanned:
         return jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0]
     for number in range(jax.tree.leaves(weights)[0].shape[0]):

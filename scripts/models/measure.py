@@ -29,6 +29,9 @@ from sdy_jax.lowering.targets.registry import machine_name, machines
 _RESERVED_MIB = 260
 """What the system takes of a TPU's memory."""
 
+_FOOTNOTE = "\n--------------------\nFor simplicity, JAX"
+"""What jax adds to an error whose own frames it has removed."""
+
 MEMORY_APART = (0.85, 1.15)
 """How far the plan's memory may be from the compiler's: over it."""
 
@@ -86,7 +89,8 @@ def measured(
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("{"):
             return Side(**json.loads(line))
-    return Side(error=(done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:300])
+    said = done.stderr.partition(_FOOTNOTE)[0].strip().splitlines() or [f"exit {done.returncode}"]
+    return Side(error=said[-1][:300])
 
 
 def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Side:

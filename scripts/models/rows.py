@@ -191,7 +191,8 @@ def _rows() -> Iterator[Row]:
     large = (V5E_256, {"fsdp": 32, "expert": 8}, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS)
     yield from _on("experts-8-large", LARGE_EXPERTS, 1, large)
     for place in (_POD, *large):
-        yield from _with_kernels("dropless-8-large", _dropless(LARGE_EXPERTS, _trained(_batch(1, place))), place, True)
+        step = _trained(_batch(1, place))
+        yield from _with_kernels("dropless-8-large", _dropless(LARGE_EXPERTS, step), place, place is _POD)
     small = (V5E_256, {"fsdp": 16, "expert": 16}, EXPERTS), large[1]
     yield from _on("experts-128-small", SMALL_EXPERTS, 1, small)
     yield from _with_kernels("llama-8b-32k", _attending(LLAMA_8B, _trained(64, 32768)), _QUARTER, False)
