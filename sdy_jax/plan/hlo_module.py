@@ -69,7 +69,7 @@ class HloInstruction:
     @property
     def is_kernel(self) -> bool:
         """Whether it calls a kernel of a TPU, whose compiler states no cycles for it."""
-        return self.opcode == "custom-call" and _KERNEL in self.attributes
+        return self.opcode == "custom-call" and _BODY.search(self.attributes) is not None
 
     @property
     def kernel_body(self) -> bytes:
@@ -220,8 +220,7 @@ _METADATA = re.compile(r'metadata=\{(?:[^{}"]|"[^"]*")*\}')  # holds the user's 
 _INDEX = re.compile(r"\bindex=(\d+)")
 _LOOP = re.compile(r"\b(body|condition)=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_KERNEL = 'custom_call_target="tpu_custom_call"'
-_BODY = re.compile(r'"body":"([^"]*)"')
+_BODY = re.compile(r'"custom_call_config":\{"body":"([^"]*)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)",.*?"bytes_accessed":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
