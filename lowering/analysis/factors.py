@@ -86,7 +86,10 @@ def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[in
 
 
 def split_factors(rule: OpShardingRule, shardings: Sequence[TensorSharding | None], mesh: Mesh) -> dict[int, Axes]:
-    """The factors along which an op's tensors are split, with the axes of the one that is so in most shards."""
+    """The factors along which an op's tensors are split, with the axes of the one that is so in most shards.
+
+    An axis counts for the first factor that has it: where a rule says nothing of an operand, others may have it too.
+    """
     found: dict[int, Axes] = {}
     for sharding, mapping in zip(shardings, rule.mappings, strict=True):
         if sharding is None or sharding.rank != len(mapping):
@@ -94,7 +97,18 @@ def split_factors(rule: OpShardingRule, shardings: Sequence[TensorSharding | Non
         for factor, axes in factor_axes(sharding.axes, mapping, rule.factor_sizes, mesh).items():
             if axes_size(axes, mesh) > axes_size(found.get(factor, ()), mesh):
                 found[factor] = axes
-    return found
+    return found if are_apart([axis for axes in found.values() for axis in axes]) else _each_once(found)
+
+
+def _each_once(found: Mapping[int, Axes]) -> dict[int, Axes]:
+    """The axes of factors, each where it comes first."""
+    kept, used = dict[int, Axes](), list[AxisRef]()
+    for factor, axes in found.items():
+        left = tuple([axis for axis in axes if not any(overlaps(axis, other) for other in used)])
+        if left:
+            kept[factor] = left
+        used += left
+    return kept
 
 
 def _drop_leading(axes: Sequence[AxisRef], count: int, mesh: Mesh) -> list[AxisRef]:

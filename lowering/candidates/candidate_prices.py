@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.factors import Assignment, is_contiguous
+from sdy_jax.lowering.candidates.answers import answer_of
 from sdy_jax.lowering.candidates.assignments import Space, considered_lists, spaces
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.candidates.op_work import DeviceWork, work_in_shards, work_time
-from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, TensorView, views
+from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, StatedView, TensorView, views
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
@@ -28,11 +29,12 @@ on half of the axes."""
 class BoundedCandidate(NamedTuple):
     """A strategy's assignment for one problem with a lower bound for its cost: few are priced in full.
 
-    `work`: the time of one device's operations. `inside`: the collectives that the emitter runs. `bounds`: per tensor,
-    a lower bound for its reshard, None where none is needed. `least`: the sum of all these.
+    `operations`: those of one device; `work`: their time. `inside`: the collectives that the emitter runs. `bounds`:
+    per tensor, a lower bound for its reshard, None where none is needed. `least`: the sum of all these.
     """
 
     candidate: StrategyAssignment
+    operations: float
     work: float
     inside: tuple[InsideCollective, ...]
     tensors: list[TensorView]
@@ -71,7 +73,8 @@ class CandidatePrices:
     def with_assignment(self, assignment: Assignment) -> list[BoundedCandidate]:
         """The candidates with these axes per factor, one for each strategy that allows them."""
         numbers = tuple([self._lists.number[axes] for axes in assignment])
-        return self._sharing([mode.candidate(numbers) for mode, _ in self._modes if mode.allows(numbers)])
+        found = [mode.candidate(numbers) for mode, _ in self._modes if mode.allows(numbers)]
+        return self._sharing([bounded for bounded in found if bounded is not None])
 
     @cached_property
     def _every(self) -> list[BoundedCandidate]:
@@ -80,11 +83,8 @@ class CandidatePrices:
     def _sharing(self, found: list[BoundedCandidate]) -> list[BoundedCandidate]:
         if not self._problem.shares_work:
             return found
-        most = _MOST_REPEATED * min(map(self._operations, self._every))
-        return [bounded for bounded in found if self._operations(bounded) <= most]
-
-    def _operations(self, bounded: BoundedCandidate) -> float:
-        return work_per_device(self._problem, bounded.candidate).operations
+        most = _MOST_REPEATED * min([bounded.operations for bounded in self._every], default=0.0)
+        return [bounded for bounded in found if bounded.operations <= most]
 
 
 class _Mode:
@@ -104,7 +104,7 @@ class _Mode:
         rule, mesh, found = self._problem.rule, self._problem.mesh, self._apart(space)
         if rule.joint_factors:
             found = [numbers for numbers in found if is_contiguous(self._lists.assignment(numbers), rule, mesh)]
-        return [self.candidate(numbers) for numbers in found]
+        return [bounded for bounded in map(self.candidate, found) if bounded is not None]
 
     def allows(self, numbers: Numbers) -> bool:
         """Whether the strategy can run the op with these lists, one per factor, none sharing a mesh digit."""
@@ -123,17 +123,25 @@ class _Mode:
         shards = axes_size(self._lists.axes[number], self._problem.mesh)
         return factor not in self._strategy.dividing or not self._problem.rule.factor_sizes[factor] % shards
 
-    def candidate(self, numbers: Numbers) -> BoundedCandidate:
-        """The candidate with these lists, one per factor."""
-        problem = self._problem
+    def candidate(self, numbers: Numbers) -> BoundedCandidate | None:
+        """The candidate with these lists, one per factor; None where the op is asked and refuses it."""
         candidate = StrategyAssignment(self._strategy, tuple(self._lists.assignment(numbers)), self._partial)
-        work, inside = (
-            work_time_of(problem, candidate, work_per_device(problem, candidate)),
-            inside_collectives(problem, candidate),
-        )
-        bounds = [tensor.bound(numbers) for tensor in self._tensors]
-        least = work + sum([bound or 0.0 for bound in bounds]) + sum([c.time for c in inside])
-        return BoundedCandidate(candidate, work, inside, self._tensors, bounds, least)
+        if self._strategy.ask is not None:
+            return self._as_answered(candidate)
+        done = work_per_device(self._problem, candidate)
+        work, inside = work_time_of(self._problem, candidate, done), inside_collectives(self._problem, candidate)
+        return _bounded(candidate, done, work, inside, self._tensors, numbers)
+
+    def _as_answered(self, candidate: StrategyAssignment) -> BoundedCandidate | None:
+        """A candidate in the layouts in which the op runs instead of these."""
+        problem = self._problem
+        answer = answer_of(problem, self._strategy, tuple([view.sharding(candidate) for view in self._tensors]))
+        if answer is None:
+            return None
+        done = work_in_shards(self._strategy, problem.rule, answer.shards)
+        work = work_time_in_shards(problem, answer.shards, done)
+        pairs = zip(self._tensors, answer.shardings, strict=True)
+        return _bounded(candidate, done, work, answer.inside, [StatedView(*pair) for pair in pairs], ())
 
     def _apart(self, space: Sequence[Sequence[int]]) -> list[Numbers]:
         """The combinations of lists that use no axis twice."""
@@ -148,6 +156,19 @@ class _Mode:
                 if not used & masks[number]
             ]
         return [numbers for numbers, _ in found]
+
+
+def _bounded(
+    candidate: StrategyAssignment,
+    done: DeviceWork,
+    work: float,
+    inside: tuple[InsideCollective, ...],
+    tensors: list[TensorView],
+    numbers: Numbers,
+) -> BoundedCandidate:
+    bounds = [tensor.bound(numbers) for tensor in tensors]
+    least = work + sum([bound or 0.0 for bound in bounds]) + sum([c.time for c in inside])
+    return BoundedCandidate(candidate, done.operations, work, inside, tensors, bounds, least)
 
 
 def work_per_device(problem: OpProblem, candidate: StrategyAssignment) -> DeviceWork:

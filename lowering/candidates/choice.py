@@ -11,12 +11,12 @@ See docs/explanation/strategies.md#candidates-for-one-op.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
-from sdy_jax.lowering.analysis.factors import Assignment, are_apart, dividing_factors
+from sdy_jax.lowering.analysis.factors import are_apart, dividing_factors
+from sdy_jax.lowering.candidates.answers import refusal_of
 from sdy_jax.lowering.candidates.assignments import agreed_assignment, factor_lists, materialized_lists
 from sdy_jax.lowering.candidates.candidate_prices import BoundedCandidate, CandidatePrices
 from sdy_jax.lowering.candidates.op_problem import Decision, OpProblem
@@ -35,7 +35,11 @@ Priced = tuple[Key, BoundedCandidate]
 
 def choose(problem: OpProblem) -> Decision:
     """The cheapest candidate. Ties go to fewer collectives, later reductions, more parallel work, then the smaller
-    encoding."""
+    encoding.
+
+    Raises:
+        ShardingError: the op is asked and refuses all of them.
+    """
     if _is_settled(problem):
         return Decision(problem.kind, tuple([tensor.sharding for tensor in problem.tensors]))
     best = _best(problem)[1]
@@ -55,12 +59,25 @@ def gathered_factors(sharded: Sequence[int], strategy: Strategy) -> tuple[int, .
 
 
 def _best(problem: OpProblem) -> Priced:
-    problem, *others = _by_rule(problem)
-    lists = factor_lists(problem)
-    best = _cheapest_candidate(problem, CandidatePrices(problem, materialized_lists(problem)), agreed_assignment(lists))
-    if not best[0][1]:
+    own, *others = _by_rule(problem)
+    best = _cheapest_by_rule(own)
+    if best is not None and not best[0][1]:
         return best
-    return min([best, *itertools.chain.from_iterable(map(_by_own_rule, others))], key=itemgetter(0))
+    found = [best, *map(_cheapest_by_rule, filter(_may_be_cheaper, others))]
+    allowed = [priced for priced in found if priced is not None]
+    if not allowed:
+        refusal = refusal_of(problem)
+        assert refusal is not None
+        raise refusal.failure()
+    return min(allowed, key=_rank)
+
+
+def _rank(priced: Priced) -> tuple[object, ...]:
+    """The order of candidates by different rules: as by one, where of equal ones of an op that is asked those by its
+    own rule come last, which says nothing of some operands."""
+    key, bounded = priced
+    strategy = bounded.candidate.strategy
+    return *key[:3], strategy.ask is not None and strategy.rule is None, *key[3:]
 
 
 def _by_rule(problem: OpProblem) -> list[OpProblem]:
@@ -73,15 +90,29 @@ def _by_rule(problem: OpProblem) -> list[OpProblem]:
     ]
 
 
-def _by_own_rule(problem: OpProblem) -> list[Priced]:
-    """The cheapest candidate by the rule of some strategies; none where no tensor is split along what they send."""
+def _may_be_cheaper(problem: OpProblem) -> bool:
+    """Whether strategies by another rule than the op's are worth a look: the op is asked, or a tensor is split along
+    what they send."""
+    if any(strategy.ask is not None for strategy in problem.strategies):
+        return True
     lists = factor_lists(problem)
     sending = {f for strategy in problem.strategies for inside in strategy.inside for f in inside.factors}
-    if not any(axes for f in sending for axes in lists[f]):
-        return []
-    return [
-        _cheapest_candidate(problem, CandidatePrices(problem, materialized_lists(problem)), agreed_assignment(lists))
-    ]
+    return any(axes for f in sending for axes in lists[f])
+
+
+def _cheapest_by_rule(problem: OpProblem) -> Priced | None:
+    """The cheapest candidate by the rule of some strategies; None where the op refuses all of them.
+
+    The assignment on which all tensors agree is taken, where nothing has to move, or the op computes what it makes:
+    whether all around it had better be split otherwise is a question for the whole program.
+    """
+    candidates, agreed = CandidatePrices(problem, materialized_lists(problem)), agreed_assignment(factor_lists(problem))
+    together = _cheapest(problem, candidates.with_assignment(agreed)) if agreed is not None else None
+    if together is not None and (together[0][1] == 0 or _computes(together[1])):
+        return together
+    best = _cheapest(problem, candidates.all())
+    found = [priced for priced in (together, best) if priced is not None]
+    return min(found, key=itemgetter(0), default=None)
 
 
 def _is_settled(problem: OpProblem) -> bool:
@@ -91,7 +122,9 @@ def _is_settled(problem: OpProblem) -> bool:
     search, so every shard is a contiguous block here.
     """
     strategy, *others = (strategy for strategy in problem.strategies if strategy.rule is None)
-    if others or any(t.materialized and t.sharding not in t.materialized for t in problem.tensors):
+    if others or strategy.ask is not None:
+        return False
+    if any(t.materialized and t.sharding not in t.materialized for t in problem.tensors):
         return False
     found: dict[int, Axes] = {}
     for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
@@ -115,17 +148,6 @@ def _runs_apart(problem: OpProblem, strategy: Strategy, split: Mapping[int, Axes
     sizes, mesh, dividing = problem.rule.factor_sizes, problem.mesh, dividing_factors(problem.rule) | strategy.dividing
     divides = all(not sizes[factor] % axes_size(axes, mesh) for factor, axes in split.items() if factor in dividing)
     return divides and are_apart([a for axes in split.values() for a in axes])
-
-
-def _cheapest_candidate(problem: OpProblem, candidates: CandidatePrices, agreed: Assignment | None) -> Priced:
-    """The cheapest candidate; the assignment on which all tensors agree, where nothing has to move, or the op computes
-    what it makes: whether all around it had better be split otherwise is a question for the whole program."""
-    together = _cheapest(problem, candidates.with_assignment(agreed)) if agreed is not None else None
-    if together is not None and (together[0][1] == 0 or _computes(together[1])):
-        return together
-    best = _cheapest(problem, candidates.all())
-    assert best is not None
-    return best if together is None else min(together, best, key=itemgetter(0))
 
 
 def _computes(bounded: BoundedCandidate) -> bool:

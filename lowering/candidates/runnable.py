@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.lowering.analysis.factors import are_apart, canonical, dividing_factors, factor_axes, joined_axes
 from sdy_jax.lowering.candidates.op_problem import Kind
-from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.lowering.strategies.registry import Strategy, Taken
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
@@ -29,6 +29,9 @@ def runs_in(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> bool
 def _runs(strategy: Strategy, rule: OpShardingRule, shardings: Sequence[TensorSharding], mesh: Mesh) -> bool:
     if any(s.rank != len(mapping) for s, mapping in zip(shardings, rule.mappings, strict=True)):
         return False
+    if strategy.ask is not None:
+        taken = strategy.ask(mesh, shardings)
+        return isinstance(taken, Taken) and taken.shardings == tuple(shardings)
     split = _split(rule, shardings, mesh)
     if not split.keys() <= strategy.splittable:
         return False

@@ -174,6 +174,17 @@ class TensorView:
         return (inside, around) if self._is_result else (around, inside)
 
 
+class StatedView(TensorView):
+    """A view of a tensor in the layout that an op asks for, whatever the assignment."""
+
+    def __init__(self, view: TensorView, stated: TensorSharding):
+        self.__dict__.update(view.__dict__)
+        self._stated, self._by_dimension, self._factors, self._bounds = stated, False, [], {}
+
+    def _layout(self, assignment: Mapping[int, Axes] | Sequence[Axes]) -> tuple[tuple[Axes, ...], Axes, str]:
+        return self._stated.axes, self._stated.unreduced_axes, "sum"
+
+
 def views(problem: OpProblem, lists: NumberedLists, strategy: Strategy, partial: Axes) -> list[TensorView]:
     """A view of each tensor under a strategy; carried operands stay unreduced along the `partial` axes."""
     kind = problem.partial_kind if partial else strategy.reduction

@@ -25,23 +25,24 @@ _KINDS = {
 }
 """The primitives of lax."""
 
-KINDS = tuple(dict.fromkeys(_KINDS.values()))
+Sent = Counter[tuple[str, tuple[str, ...]]]
+"""Bytes by the kind of collective and its axes."""
 
 
-def sent_by_kind(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Counter[str]:
-    """The bytes that a device sends by each kind of collective, `sizes` being those of the axes.
+def sent_along(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Sent:
+    """The bytes that a device sends in collectives, `sizes` being those of the axes.
 
     A loop whose trips are not known counts once, of a branch the sum of all cases.
     """
-    found: Counter[str] = Counter()
+    found: Sent = Counter()
     for eqn in jaxpr.eqns:
         joined = collective_kind(eqn.primitive.name, eqn.params, sizes)
         if joined is not None:
-            kind, _, group = joined
-            found[kind] += _sent(eqn, kind, group)  # type: ignore[assignment]
+            kind, axes, group = joined
+            found[kind, axes] += _sent(eqn, kind, group)  # type: ignore[assignment]
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         for inner in _inner(eqn.params.values()):
-            found.update({k: times * n for k, n in sent_by_kind(inner, sizes).items()})
+            found.update({k: times * n for k, n in sent_along(inner, sizes).items()})
     return found
 
 

@@ -13,7 +13,7 @@ from sdy_jax.lowering.insert.op_reports import OpReports
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.proposal.proposal import ProposedLayouts
-from sdy_jax.lowering.strategies.registry import Taken, taken_by
+from sdy_jax.lowering.strategies.registry import Refused, Taken, taken_by
 from sdy_jax.op_rules import has_no_rule_silently
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -38,8 +38,8 @@ class OpPlacement:
         if decision is None:
             self._place_unruled(op, number, following)
             return False
-        taken = taken_by(op, self._mesh, decision.shardings)
-        if taken is not None:
+        taken = self._taken(op, decision.shardings)
+        if taken is not None and taken.shardings != decision.shardings:
             self._place_taken(op, number, decision, taken, following)
             return False
         self._layouts.decided[number] = decision
@@ -57,14 +57,26 @@ class OpPlacement:
         self._settle_results(op, decision.shardings, following)
         return False
 
+    def _taken(self, op: Op, shardings: Sequence[TensorSharding]) -> Taken | None:
+        """The layouts in which an op runs that has a say of its own in them; those with nothing split where it refuses
+        these. None for other ops.
+
+        Raises:
+            ShardingError: it refuses those too.
+        """
+        taken = taken_by(op, self._mesh, shardings)
+        if isinstance(taken, Refused):
+            self._reports.refused(op, taken)
+            taken = taken_by(op, self._mesh, [self._placement.replicated(v) for v in (*op.operands, *op.results)])
+        if isinstance(taken, Refused):
+            raise taken.failure()
+        return taken
+
     def _place_taken(self, op: Op, number: int, decision: Decision | None, taken: Taken, following: Op) -> None:
-        """An op that has a say in the layouts in which it runs: where those are others, it has no choice."""
-        if decision is not None and decision.shardings == taken.shardings:
-            self._layouts.decided[number] = decision
-        else:
-            self._layouts.fixed[number] = taken.shardings
-            if decision is not None:
-                self.taken[number] = decision._replace(shardings=taken.shardings)
+        """An op that runs in other layouts than any that it could be asked for by a rule: it has no choice."""
+        self._layouts.fixed[number] = taken.shardings
+        if decision is not None:
+            self.taken[number] = decision._replace(shardings=taken.shardings)
         if decision is not None and decision.gathered:
             self._reports.replication.add(op, decision)
         self._require_operands(op, taken.shardings)
@@ -93,7 +105,7 @@ class OpPlacement:
         """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
         placement = self._placement
         here = (*placement.of(op.operands), *map(placement.declared, op.results))
-        taken = taken_by(op, self._mesh, here)
+        taken = self._taken(op, here)
         if taken is not None:
             self._place_taken(op, number, None, taken, following)
             return

@@ -14,8 +14,8 @@ from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.insert.replication_notes import ReplicationNotes
 from sdy_jax.lowering.interface.collective_record import Moved
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.strategies.registry import Taken, sent_by
-from sdy_jax.representation.axes import braces, sort_axes
+from sdy_jax.lowering.strategies.registry import Refused, Taken, sent_by
+from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
@@ -62,9 +62,13 @@ class OpReports:
             if sent and value.uses:
                 self._report.add(Moved(CollectiveSummary("collective_permute"), sharding, sent), value, at, cause)
 
+    def refused(self, op: Op, refused: Refused) -> None:
+        """Notes an op that refuses the layouts in which its operands are."""
+        said = f"{refused.by} takes whole arguments only: it refuses them as they are split ({refused.error})"
+        self._report.note(op, said)
+
     def taken(self, op: Op, taken: Taken) -> None:
         """Reports the collectives of an op that has a say in the layouts in which it runs."""
-        axes = sort_axes(dict.fromkeys(a for s in taken.shardings for axes in s.axes for a in axes), self._mesh)
-        for kind, sent in taken.sent.items():
+        for (kind, axes), sent in taken.sent.items():
             moved = Moved(CollectiveSummary(kind, axes, braces(axes)), taken.shardings[-1], sent)
             self._placement.ops.keep_inside(op, self._report.add(moved, op.results[-1], op, op))

@@ -221,6 +221,6 @@ def _gives(assignment: Assignment, rule: OpShardingRule, target: TensorSharding,
 def _runs(op: Op, rule: OpShardingRule, assignment: Assignment) -> bool:
     split = {f for f, axes in enumerate(assignment) if axes}
     return any(
-        split <= strategy.splittable and not strategy.inside and strategy.rule is None
+        split <= strategy.splittable and not strategy.may_send and strategy.rule is None
         for strategy in strategies_of(op, rule)
     )

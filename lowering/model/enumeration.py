@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.factors import canonical, dividing_factors, in_contiguous_blocks
+from sdy_jax.lowering.candidates.answers import answer_of
 from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, work_time_in_shards
 from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.candidates.op_work import work_in_shards
@@ -56,7 +57,8 @@ def every_candidate(
         pads: whether dimensions may be split by axes that do not divide them.
 
     Returns:
-        The candidates, and the numbers of their layouts in the order in which these were found.
+        The candidates without those that the op refuses, and the numbers of their layouts in the order in which these
+        were found. Of equal ones, those of the first strategy come first.
     """
     found: dict[tuple[int, ...], Candidate] = {}
     for strategy in problem.strategies:
@@ -140,16 +142,25 @@ class _OfStrategy:
                 numbers = tuple([split.get(factor, 0) for factor in range(len(rule.factor_sizes))])
                 shards = tuple([sizes[number] for number in numbers])
                 if not rule.joint_factors or in_contiguous_blocks(shards, rule):
-                    yield self._candidate(numbers, shards, carried)
+                    candidate = self._candidate(numbers, shards, carried)
+                    if candidate is not None:
+                        yield candidate
 
-    def _candidate(self, numbers: Numbers, shards: Shards, carried: int) -> Candidate:
-        inside: tuple[InsideCollective, ...] = ()
+    def _candidate(self, numbers: Numbers, shards: Shards, carried: int) -> Candidate | None:
+        """The candidate; None where the op is asked and refuses it."""
+        layouts, inside = self._layouts(numbers, carried), tuple[InsideCollective, ...]()
+        if self._strategy.ask is not None:
+            table = self._lists.table
+            answer = answer_of(self._problem, self._strategy, tuple([table.shardings[n] for n in layouts]))
+            if answer is None:
+                return None
+            layouts, shards, inside = tuple(map(table.number, answer.shardings)), answer.shards, answer.inside
         if self._strategy.inside:
             assignment = tuple([self._lists.axes[number] for number in numbers])
             inside = inside_collectives(self._problem, StrategyAssignment(self._strategy, assignment))
         operations, work = self._work(shards)
         cost = work + sum(c.time for c in inside)
-        return Candidate(self._layouts(numbers, carried), cost, operations, inside, self._strategy, work)
+        return Candidate(layouts, cost, operations, inside, self._strategy, work)
 
     def _work(self, shards: Shards) -> tuple[float, float]:
         """The operations that a device performs, and their time.

@@ -1,15 +1,17 @@
-"""Functions of `custom_partitioning`: asked with the layouts that were chosen, they say in which ones they run.
+"""Functions of `custom_partitioning`: asked with layouts, they say in which ones they run.
 
-The planner chooses by the sharding rule; the walk asks, and brings operands and results to where the answer wants them.
-What a function sends by itself is read off its jaxpr.
+Every candidate along the sharding rule is asked for at one door. What a function refuses, by an error of its own or of
+what it would run, is no candidate; where it asks for other layouts, these are one, with what moves to them as part of
+its price. What a function sends by itself is read off its jaxpr. The walk asks with the layouts that were chosen, and
+obeys.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from itertools import combinations, zip_longest
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,11 +21,12 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import ASKED, PARTITIONED, CustomOp, Placed, function_of
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, sent_by_kind
+from sdy_jax.ir.stated_work import Share
+from sdy_jax.lowering.emission.jaxpr_collectives import sent_along
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.strategies.alike_operands import alike_rule
 from sdy_jax.lowering.strategies.registry import (
-    Inside,
-    Shards,
+    Refused,
     Strategy,
     Taken,
     pass_through_factors,
@@ -32,10 +35,10 @@ from sdy_jax.lowering.strategies.registry import (
 )
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.named import AnyMesh, entry_names, mesh_from_jax, on_whole_axes
+from sdy_jax.representation.named import entry_names, on_whole_axes
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
+from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.runtime.whole_axes import run_with_axes_of
 
 Shardings = Sequence[TensorSharding]
@@ -76,20 +79,71 @@ def _emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     return checked_results(local, "the function of a custom_partitioning", run, operands, by)
 
 
-def _sizes(mesh: RefinedMesh) -> dict[str, int]:
-    return dict(zip(mesh.axis_names, mesh.shape, strict=True))
-
-
 @takes(PARTITIONED)
-def _taken(op: Op, mesh: Mesh, shardings: Shardings) -> Taken:
-    """It is asked on the user's mesh: what is split by a part of an axis is whole along that."""
-    own, refined, given = custom_op_of(op), RefinedMesh.of(mesh), tuple(map(on_whole_axes, shardings))
-    answer = _answer(own, refined, given, len(op.operands))
-    specs = (*answer.operands, *answer.results)
-    found = tuple(map(_sharding, specs, shardings))
-    if not all(a.same_layout_as(b) for a, b in zip(found, shardings, strict=True)):
-        op.mlir.attributes[ASKED] = shardings_to_attribute(given, op.mlir.context)
-    return Taken(found, _sent(answer, _sizes(refined)))
+def _taken(op: Op, mesh: Mesh, shardings: Shardings) -> Taken | Refused:
+    """Where other layouts are asked for, the op keeps those that it was asked with, for its emitter."""
+    answer = _Door.of(op)(mesh, shardings)
+    if isinstance(answer, Taken) and not _are_same(answer.shardings, shardings):
+        op.mlir.attributes[ASKED] = shardings_to_attribute(tuple(map(on_whole_axes, shardings)), op.mlir.context)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """Where a function is asked in which layouts it runs. `read`: whether each of its results is; `source`: the line of
+    its call; `rule`: by which it is split, with the factors along which it has to combine what devices compute."""
+
+    own: CustomOp
+    read: tuple[bool, ...]
+    source: str
+    rule: OpShardingRule | None = None
+
+    @classmethod
+    def of(cls, op: Op, rule: OpShardingRule | None = None) -> _Door:
+        return cls(custom_op_of(op), tuple(bool(result.uses) for result in op.results), op.source, rule)
+
+    def __call__(self, mesh: Mesh, shardings: Shardings) -> Taken | Refused:
+        answer = self._remembered(mesh, tuple(shardings))
+        if isinstance(answer, Taken) and not _are_same(answer.shardings, shardings):
+            again = self._remembered(mesh, answer.shardings)
+            answer = again if isinstance(again, Exception) else answer
+        elif isinstance(answer, Taken) and not answer.sent and self._leaves_partial(shardings):
+            answer = ShardingError("it combines nothing that devices compute along reduction factors")
+        if isinstance(answer, Taken):
+            return answer
+        return Refused(self.source, f"`{self.own.title}` of a custom_partitioning", answer)
+
+    def _remembered(self, mesh: Mesh, shardings: tuple[TensorSharding, ...]) -> Taken | Exception:
+        """What it said when it was first asked: many candidates and several walks ask for the same."""
+        known: dict[object, Taken | Exception] = self.own.answers
+        key = mesh, shardings, self.read
+        if key not in known:
+            try:
+                known[key] = self._answered(mesh, shardings)
+            except Exception as error:  # the user's function says by any error that it does not take them
+                known[key] = error
+        return known[key]
+
+    def _answered(self, mesh: Mesh, shardings: Shardings) -> Taken:
+        """It is asked on the user's mesh: what is split by a part of an axis is whole along that."""
+        refined = RefinedMesh.of(mesh)
+        answer = _answer(self.own, refined, tuple(map(on_whole_axes, shardings)), len(shardings) - len(self.read))
+        found = map(_sharding, (*answer.operands, *answer.results), shardings)
+        sizes = dict(zip(refined.axis_names, refined.shape, strict=True))
+        sent = sent_along(answer.traced(sizes, self.read), sizes)
+        return Taken(tuple(found), {(kind, tuple(map(AxisRef, axes))): n for (kind, axes), n in sent.items() if n})
+
+    def _leaves_partial(self, shardings: Shardings) -> bool:
+        """Whether results are partial, which nobody knows: they are split along what they have to be combined along."""
+        if self.rule is None:
+            return False
+        tensors = zip(shardings, self.rule.mappings, strict=True)
+        dims = (dim for sharding, mapping in tensors for dim in zip(sharding.axes, mapping, strict=True))
+        return any(axes and self.rule.reduction.intersection(factors) for axes, factors in dims)
+
+
+def _are_same(some: Shardings, others: Shardings) -> bool:
+    return all(a.same_layout_as(b) for a, b in zip(some, others, strict=True))
 
 
 def _answer(own: CustomOp, mesh: RefinedMesh, shardings: Sequence[TensorSharding | None], count: int) -> Placed:
@@ -106,65 +160,30 @@ def _sharding(spec: PartitionSpec, before: TensorSharding) -> TensorSharding:
 
 
 @strategies(PARTITIONED)
-def _combined_inside(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """A function gives whole results along reduction factors too, by its own collectives."""
-    own = custom_op_of(op)
-    factors, itemsize = frozenset(range(len(rule.factor_sizes))), op.results[0].itemsize
+def _as_asked(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """Along the rule's factors, where the function takes it; it gives whole results along reduction factors too, by its
+    own collectives. Operands of which the rule says nothing are tried alike with the others first."""
+    alike = alike_rule(rule)
+    if alike is rule:
+        return [_along(op, rule)]
+    return [
+        replace(_along(op, alike), rule=alike, operations=_shared(op, alike)),
+        replace(_along(op, rule), operations=_shared(op, rule)),
+    ]
 
-    @cache
-    def of_all_kinds(shards: Shards) -> Mapping[str, float]:
-        found = _sent_in_shards(own, rule, shards)
-        is_combined = any(shards[f] > 1 for f in rule.reduction)
-        return found or ({KINDS[0]: math.inf} if is_combined else {})
 
-    def sent(kind: str, shards: Shards) -> float:
-        return of_all_kinds(shards).get(kind, 0.0) / itemsize
-
-    inside = tuple(Inside(kind, factors, len(op.operands), partial(sent, kind)) for kind in KINDS)
+def _along(op: Op, rule: OpShardingRule) -> Strategy:
     splittable = pass_through_factors(rule) | rule.reduction
-    return [Strategy("custom_partitioning", splittable, inside=inside, dividing=rule.reduction)]
+    return Strategy("custom_partitioning", splittable, dividing=_combined(rule), ask=_Door.of(op, rule))
 
 
-def _sent_in_shards(own: CustomOp, rule: OpShardingRule, shards: Shards) -> Mapping[str, float] | None:
-    """The bytes that a function sends by each kind of collective with its factors in so many shards; None where it
-    wants other layouts, or fails.
-
-    It is asked with axes of the mesh of these sizes, where there are some: it may know their names.
-    """
-    assert own.placed is not None and own.mesh is not None
-    mesh, axes = _mesh_for(shards, own.mesh)
-    operands, results = (
-        tuple(PartitionSpec(*(tuple(n for f in dim for n in axes[f]) or None for dim in m)) for m in maps)
-        for maps in (rule.operand_mappings, rule.result_mappings)
-    )
-    try:
-        answer = own.placed(mesh, operands, results)
-        if not all(map(_is_same, (*answer.operands, *answer.results), (*operands, *results))):
-            return None
-        return _sent(answer, {str(name): size for name, size in mesh.shape.items()})
-    except Exception:  # the user's function says by any error that it does not take them
-        return None
+def _combined(rule: OpShardingRule) -> frozenset[int]:
+    """The factors along which padding would be combined with all else: those that a result does not have."""
+    results = [factors for factors in rule.factors_of[len(rule.operand_mappings) :] if factors]
+    return rule.reduction.union(*rule.factors_of).difference(frozenset.intersection(*results) if results else ())
 
 
-def _mesh_for(shards: Shards, mesh: AnyMesh) -> tuple[AnyMesh, Sequence[tuple[str, ...]]]:
-    """A mesh, and the names of its axes that make up so many shards of each factor: the program's, if it can be."""
-    found = list[tuple[str, ...]]()
-    for count in shards:
-        free = [name for name in map(str, mesh.axis_names) if not any(name in names for names in found)]
-        several = (names for n in range(len(free) + 1) for names in combinations(free, n))
-        fitting = (names for names in several if math.prod(mesh.shape[name] for name in names) == count)
-        if (names := next(fitting, None)) is None:
-            own = [(f"factor_{f}",) if n > 1 else () for f, n in enumerate(shards)]
-            return abstract_mesh([n for n in shards if n > 1], [name for names in own for name in names]), own
-        found.append(names)
-    return RefinedMesh.of(mesh_from_jax(mesh)).refining(mesh), found
-
-
-def _sent(answer: Placed, sizes: Mapping[str, int]) -> Mapping[str, float]:
-    """The bytes that a device sends by each kind of collective in the function of an answer."""
-    return sent_by_kind(answer.traced(sizes), sizes)
-
-
-def _is_same(one: PartitionSpec, other: PartitionSpec) -> bool:
-    ends = ([*map(entry_names, spec)] for spec in (one, other))
-    return all(a == b for a, b in zip_longest(*ends, fillvalue=()))
+def _shared(op: Op, rule: OpShardingRule) -> Share:
+    """One operation per element of the largest tensor, of which a device has its share: where a rule says nothing of
+    operands, the product of its factors means nothing."""
+    return Share(max(math.prod(x.shape or ()) for x in (*op.operands, *op.results)), rule.factor_sizes)

@@ -8,7 +8,7 @@ Tables, filled by the family modules of this package:
 * `CHECKS`: op -> the reason why such an op cannot run on shards at all, if there is one.
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
-* `TAKEN`: op -> the layouts in which it runs, where it has a say of its own in them.
+* `TAKEN`: op -> the layouts in which it runs, where it has a say of its own in them; its strategies have an `ask`.
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards, or is another op that
   moves less; of several the first that does.
 * `SETTLED_FOLDS`: as `FOLDS`, once it is settled in which layouts all values are.
@@ -33,13 +33,14 @@ from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import CONSTRAINTS
 from sdy_jax.ir.stated_work import Share, StatedWork, stated_work
 from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.attributes import rule_from_attribute
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
@@ -65,6 +66,35 @@ class Inside:
     count: Callable[[Shards], int] | None = None
 
 
+class Taken(NamedTuple):
+    """The layouts in which an op runs that has a say of its own in them, operands first, and the bytes that a device
+    sends in each kind of collective that it runs itself, and along which axes."""
+
+    shardings: tuple[TensorSharding, ...]
+    sent: Mapping[tuple[str, Axes], float]
+
+
+class Refused(NamedTuple):
+    """An op does not run in the layouts with which it was asked: the line of its call, who says so, as people name it,
+    and what was raised."""
+
+    source: str
+    by: str
+    error: Exception
+
+    def failure(self) -> ShardingError:
+        """What to raise where these were the layouts with nothing split."""
+        said = f"takes no layout of its arguments and results, not even with nothing split: {self.error}"
+        failure = ShardingError(f"{self.source}: {self.by} {said}")
+        failure.__cause__ = self.error
+        return failure
+
+
+AskFunction = Callable[[Mesh, Sequence[TensorSharding]], Taken | Refused]
+"""`ask(mesh, shardings)`, with shardings of operands, then results. It changes nothing, is asked for many layouts, and
+says the same each time; layouts that it refuses itself are no answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A strategy for running an op on shards.
@@ -75,7 +105,8 @@ class Strategy:
     all, none of them for ops that only move data. `operations`: what one device performs for the shards of an
     assignment, where that is no such product. `traffic`: likewise, the bytes that it reads from its memory and writes
     to it, where these are not its operands and results, each once. `dividing`: the factors that may be sharded in equal
-    shards only.
+    shards only. `ask`: what the op says to layouts along these factors, where it has a say of its own: it takes them,
+    asks for others, or refuses them; then `inside` is empty.
 
     `rule`: the rule of whose factors all this speaks, where it is not the op's: dimensions that several factors make up
     for propagation may be one to a strategy that communicates along it.
@@ -90,7 +121,13 @@ class Strategy:
     operations: Callable[[Shards], float] | None = None
     traffic: Callable[[Shards], float] | None = None
     dividing: frozenset[int] = frozenset()
+    ask: AskFunction | None = None
     rule: OpShardingRule | None = None
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the op may communicate by itself."""
+        return bool(self.inside) or self.ask is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +138,6 @@ class Sent:
     summary: CollectiveSummary
     result: int
     wire_bytes: float
-
-
-class Taken(NamedTuple):
-    """The layouts in which an op runs instead of those that were chosen for it, operands first, and the bytes that a
-    device sends by each kind of collective that it runs itself, over all axes that split it."""
-
-    shardings: tuple[TensorSharding, ...]
-    sent: Mapping[str, float]
 
 
 FORWARDING = frozenset(
@@ -141,7 +170,7 @@ OpCheck = Callable[[Op, Mesh], str | None]
 SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[Sent]]
 """`sent(op, mesh, shardings)`, with the shardings of the operands."""
 
-TakenFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], Taken]
+TakenFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], Taken | Refused]
 """`taken(op, mesh, shardings)`, with the shardings that were chosen for operands and results; it records in the op what
 its emitter has to know of them."""
 
@@ -247,8 +276,8 @@ def takes(*names: str) -> Callable[[TakenFunction], TakenFunction]:
     return registered(TAKEN, names, "functions say what is taken")
 
 
-def taken_by(op: Op, mesh: Mesh, shardings: Sequence[TensorSharding]) -> Taken | None:
-    """The layouts in which an op runs instead of those that were chosen for it; None for nearly all ops."""
+def taken_by(op: Op, mesh: Mesh, shardings: Sequence[TensorSharding]) -> Taken | Refused | None:
+    """The layouts in which an op runs that was chosen to run in these; None for nearly all ops, which have no say."""
     found = TAKEN.get(op.key)
     return found(op, mesh, shardings) if found else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -17,6 +17,7 @@ import jax
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding
 
 from sdy_jax.annotate.regions import with_own_widths
@@ -48,7 +49,10 @@ def _emit(
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in call.out_avals]
     stated = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
     question = _Question(functools.partial(partition, *static_args), call, in_tree, out_tree)
-    op = CustomOp(question.title, inside, reduction=None, placed=functools.cache(question), mesh=site.jax_mesh)
+    op = site.once(
+        ("custom_partitioning", question.key),
+        lambda: CustomOp(question.title, inside, reduction=None, placed=functools.cache(question), mesh=site.jax_mesh),
+    )
     return call_function(PARTITIONED, op, types, xs, rule_from_attribute(stated) if stated is not None else None)
 
 
@@ -60,17 +64,28 @@ class _Question:
         self.title = getattr(partition.func, "__qualname__", "partition")
         self._with_widths = with_own_widths(lambda lower, *args: lower(*args))
 
+    @property
+    def key(self) -> Hashable:
+        """What is equal for calls of one function with arguments of equal types."""
+        types = tuple((a.shape, a.dtype) for a in (*self._call.in_avals, *self._call.out_avals))
+        key = self._partition.func, self._partition.args, self._in_tree, self._out_tree, types
+        try:
+            hash(key)
+        except TypeError:  # a static argument that cannot be compared
+            return id(self)
+        return key
+
     def __call__(self, mesh: AnyMesh, operands: Specs, results: Specs) -> Placed:
         args = self._in_tree.unflatten(_shapes(self._call.in_avals, operands, mesh))
         outs = self._out_tree.unflatten(_shapes(self._call.out_avals, results, mesh))
         lower, made, taken = self._answer(self._partition(mesh, args, outs))
+        wanted = self._specs("argument", self._in_tree, taken, self._call.in_avals, mesh)
+        given = self._specs("result", self._out_tree, made, self._call.out_avals, mesh)
 
         def run(*blocks: Any) -> Sequence[Any]:
             return jax.tree.leaves(self._with_widths(lower, *self._in_tree.unflatten(blocks)))
 
-        wanted = self._specs("argument", self._in_tree, taken, self._call.in_avals, mesh)
-        given = self._specs("result", self._out_tree, made, self._call.out_avals, mesh)
-        return Placed(run, wanted, given, functools.partial(_traced, run, self._call.in_avals, wanted, given))
+        return Placed(run, wanted, given, functools.partial(_traced, run, self._call, wanted, given, self.title))
 
     def _answer(self, answer: Any) -> tuple[Callable[..., Any], Any, Any]:
         if not isinstance(answer, (tuple, list)) or len(answer) != 4:
@@ -109,16 +124,34 @@ def _shapes(avals: Sequence[Any], specs: Specs, mesh: AnyMesh) -> list[jax.Shape
 
 
 def _traced(
-    run: Callable[..., Any], avals: Sequence[Any], operands: Specs, results: Specs, sizes: Mapping[str, int]
+    run: Callable[..., Any],
+    call: Any,
+    operands: Specs,
+    results: Specs,
+    title: str,
+    sizes: Mapping[str, int],
+    read: Sequence[bool],
 ) -> Jaxpr:
-    """The jaxpr of what a device runs, on blocks of equal size."""
+    """The jaxpr of what a device runs, on blocks of equal size, for the results that are read.
+
+    Raises:
+        ShardingError: blocks of results have other shapes than their shardings say.
+    """
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     on_blocks = jax.shard_map(run, mesh=mesh, in_specs=operands, out_specs=list(results), check_vma=False)
-    pairs = zip(avals, operands, strict=True)
+    pairs = zip(call.in_avals, operands, strict=True)
     given = [jax.ShapeDtypeStruct(_padded(a.shape, spec, sizes), a.dtype) for a, spec in pairs]
     with jax.enable_x64(True), jax.sharding.use_abstract_mesh(mesh):
         jaxpr: Jaxpr = jax.make_jaxpr(on_blocks)(*given).jaxpr
-    return jaxpr
+    expected = [_padded(a.shape, spec, sizes) for a, spec in zip(call.out_avals, results, strict=True)]
+    for index, (variable, shape) in enumerate(zip(jaxpr.outvars, expected, strict=True)):
+        if variable.aval.shape != shape:  # type: ignore[attr-defined]
+            raise ShardingError(
+                f"the function of `{title}` returned blocks of result {index} that make up {variable.aval.shape}, "  # type: ignore[attr-defined]
+                f"expected {shape} by the shardings that it returned. Mismatch in result shapes."
+            )
+    needed, _ = dce_jaxpr(jaxpr, list(read))
+    return needed
 
 
 def _padded(shape: Sequence[int], spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ Emission = Callable[..., Any]
 EMISSIONS: dict[Primitive, Emission] = {}
 AnyEmission = TypeVar("AnyEmission", bound=Emission)
 
+T = TypeVar("T")
+
 _current: ContextVar[Site | None] = ContextVar("sdy_jax_site", default=None)
 
 
@@ -65,6 +67,7 @@ class Site:
         """The collectives that `finish` has to complete, each with its reduction and what errors name."""
         self.notes: dict[Hashable, list[tuple[weakref.ref[Any], Any]]] = defaultdict(list)
         """The statements about arrays recorded while tracing, by subject and the array's `id`."""
+        self._known: dict[Hashable, Any] = {}
         self._symbols: dict[Mesh, str] = {}
         self._fresh = 0
 
@@ -84,6 +87,13 @@ class Site:
             module = ctx.module_context
             self._symbols[mesh] = declare_mesh(module.module.operation, mesh, module.symbol_table)
         return self._symbols[mesh]
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned when it was first called with this key here: equal calls share what they stand for."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     def fresh_group(self) -> int:
         """A group that nobody else has: negative, and so never one that the user numbered."""

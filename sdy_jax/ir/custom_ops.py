@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -63,12 +63,12 @@ Specs = tuple[PartitionSpec, ...]
 
 class Placed(NamedTuple):
     """What devices run on blocks in these layouts of operands and results, in axes of the mesh that was asked for;
-    `traced`: its jaxpr, for the sizes of these axes."""
+    `traced`: its jaxpr, for the sizes of these axes and whether each result is read."""
 
     run: Callable[..., Sequence[Any]]
     operands: Specs
     results: Specs
-    traced: Callable[[Mapping[str, int]], Jaxpr]
+    traced: Callable[[Mapping[str, int], Sequence[bool]], Jaxpr]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -77,8 +77,8 @@ class CustomOp:
 
     `reduction`: how results combine along reduction factors; None: `run` does that itself. `padding`: what they have to
     hold behind the end of a dimension that does not divide; None: they are split evenly or not at all. `placed`: what
-    gives `run` for the specs of operands and results, where it depends on them. `traced`: for such specs and the sizes
-    of the axes in them, the jaxpr of what a device runs; None where it does not take them.
+    gives `run` for the specs of operands and results, where it depends on them; for a mesh like `mesh`. `answers`: what
+    those who asked remember of it.
     """
 
     title: str
@@ -87,6 +87,7 @@ class CustomOp:
     padding: Any | None = None
     placed: Callable[[AnyMesh, Specs, Specs], Placed] | None = None
     mesh: AnyMesh | None = None
+    answers: dict[Any, Any] = field(default_factory=dict)
 
 
 class KernelBlocks(NamedTuple):
@@ -140,6 +141,7 @@ Function = CustomOp | Kernel | Callback
 
 _keys = itertools.count()
 _by_key: WeakValueDictionary[str, Function] = WeakValueDictionary()
+_key_of: WeakKeyDictionary[Function, str] = WeakKeyDictionary()
 _of_context: WeakKeyDictionary[ir.Context, dict[str, Function]] = WeakKeyDictionary()
 """What keeps them: every context with a module that calls them."""
 _lock = threading.Lock()
@@ -179,9 +181,9 @@ def call_function(
 
 
 def register(op: Function, context: ir.Context) -> str:
-    """Keeps a function as long as a context; returns its key."""
-    key = f"{op.title}:{next(_keys)}"
+    """Keeps a function as long as a context; returns its key, which is one for all calls that stand for it."""
     with _lock:
+        key = _key_of.setdefault(op, f"{op.title}:{next(_keys)}")
         _by_key[key] = op
         _of_context.setdefault(context, {})[key] = op
     return key

@@ -26,9 +26,12 @@ shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
 
 
 def spec_on(mesh: Any, sharding: Any, rank: int) -> PartitionSpec:
-    """The spec by which a mesh splits an array as a sharding of any kind, on any mesh of these devices, does."""
+    """The spec by which a mesh splits an array as a sharding of any kind, on any mesh of these devices, does.
+
+    As for jit, entries of None beyond the array's dimensions mean nothing: JAX's cuDNN attention returns such.
+    """
     if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple == mesh.shape_tuple:
-        return sharding.spec
+        return sharding.spec if any(sharding.spec[rank:]) else PartitionSpec(*sharding.spec[:rank])
     (found, *_) = parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(rank), mesh)
     return PartitionSpec(*found)
 

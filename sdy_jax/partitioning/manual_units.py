@@ -69,7 +69,7 @@ class PartitionedMain:
     def sends(self, op: Op) -> bool:
         """Whether devices exchange anything while they compute an op, a partial result's reduction aside."""
         rule = None if op.name in COLLECTIVE_OPS or manual_axes(op) else self.rules.rule_of(op)
-        if rule is None or not any(strategy.inside for strategy in strategies_of(op, rule)):
+        if rule is None or not any(strategy.may_send for strategy in strategies_of(op, rule)):
             return False
         unit = self._unit_of([op])
         return any(inner.name in _SENDING for inner in pre_order(self.lowered(unit).operation))
