@@ -23,11 +23,13 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, S
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.custom_ops import PARTITIONED, CustomOp, Placed, Specs, call_function
+from sdy_jax.ir.custom_ops import PARTITIONED, TARGET, CustomOp, Placed, Specs, call_function
 from sdy_jax.jax_internals.custom_partitioning import custom_partitioning_p, sharding_rule_of
 from sdy_jax.jax_internals.sharding_types import spec_on
+from sdy_jax.kernels.library import library_kernel, pallas_work
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.named import AnyMesh, entry_names
+from sdy_jax.runtime.devices import lowering_platform
 
 
 @emission(custom_partitioning_p)
@@ -43,25 +45,40 @@ def _emit(
     static_args: Sequence[Any],
     **_: Any,
 ) -> Sequence[ir.Value]:
-    inside = jaxpr_as_fun(call)
-    if partition is None or lowered_manual_axes(ctx):
-        return list(mlir.lower_fun(inside)(ctx, *xs))
+    inside, kernel = jaxpr_as_fun(call), library_kernel(call.jaxpr)
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in call.out_avals]
-    stated = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
-    question = _Question(functools.partial(partition, *static_args), call, in_tree, out_tree)
+    manual = lowered_manual_axes(ctx)
+    if partition is None or (manual and kernel is None):
+        return list(mlir.lower_fun(inside)(ctx, *xs))
+    if kernel is not None and manual.issuperset(map(str, site.jax_mesh.axis_names)):
+        own = CustomOp(kernel.title, with_own_widths(inside))
+        return call_function(TARGET, own, types, xs, work=kernel.work)
+    maxima = kernel.maxima if kernel is not None else ()
+    question = _Question(functools.partial(partition, *static_args), call, in_tree, out_tree, maxima)
+    title = kernel.title if kernel is not None else question.title
     op = site.once(
         ("custom_partitioning", question.key),
-        lambda: CustomOp(question.title, inside, reduction=None, placed=functools.cache(question), mesh=site.jax_mesh),
+        lambda: CustomOp(title, inside, reduction=None, placed=functools.cache(question), mesh=site.jax_mesh),
     )
-    return call_function(PARTITIONED, op, types, xs, rule_from_attribute(stated) if stated is not None else None)
+    work = kernel.work if kernel is not None else pallas_work(call.jaxpr, lowering_platform(site.jax_mesh))
+    if kernel is not None and kernel.rule is not None:
+        return call_function(PARTITIONED, op, types, xs, kernel.rule, work=work)
+    stated = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
+    rule = rule_from_attribute(stated) if stated is not None else None
+    return call_function(PARTITIONED, op, types, xs, rule, work=work)
 
 
 class _Question:
-    """What a `partition` makes of the layouts of arguments and results; hashed by identity."""
+    """What a `partition` makes of the layouts of arguments and results; hashed by identity.
 
-    def __init__(self, partition: functools.partial[Any], call: Any, in_tree: Any, out_tree: Any):
+    `maxima`: the indices of results that are maxima over the whole call, of which blocks give their own.
+    """
+
+    def __init__(
+        self, partition: functools.partial[Any], call: Any, in_tree: Any, out_tree: Any, maxima: Sequence[int] = ()
+    ):
         self._partition, self._call, self._in_tree, self._out_tree = partition, call, in_tree, out_tree
-        self.title = getattr(partition.func, "__qualname__", "partition")
+        self.title, self._maxima = getattr(partition.func, "__qualname__", "partition"), maxima
         self._with_widths = with_own_widths(lambda lower, *args: lower(*args))
 
     @property
@@ -81,9 +98,13 @@ class _Question:
         lower, made, taken = self._answer(self._partition(mesh, args, outs))
         wanted = self._specs("argument", self._in_tree, taken, self._call.in_avals, mesh)
         given = self._specs("result", self._out_tree, made, self._call.out_avals, mesh)
+        names = tuple(dict.fromkeys(name for spec in wanted for entry in spec for name in entry_names(entry)))
 
         def run(*blocks: Any) -> Sequence[Any]:
-            return jax.tree.leaves(self._with_widths(lower, *self._in_tree.unflatten(blocks)))
+            results = jax.tree.leaves(self._with_widths(lower, *self._in_tree.unflatten(blocks)))
+            for index in self._maxima if names else ():
+                results[index] = jax.lax.pmax(results[index], names)
+            return results
 
         return Placed(run, wanted, given, functools.partial(_traced, run, self._call, wanted, given, self.title))
 
