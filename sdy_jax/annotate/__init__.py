@@ -9,6 +9,7 @@ from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
     constraints,
     custom_ops,
     custom_partitioning,
+    ffi_calls,
     groups,
     kernels,
     named,

@@ -190,8 +190,17 @@ def batch_dimensions(op: Op) -> int:
     if count is None and ranks:
         target = op.text("call_target_name")
         count = next((max(ranks) - rank for pattern, rank in _PROBLEM_RANK if pattern.fullmatch(target)), 0)
-    leading = {(v.shape or ())[:count] for v in (*op.operands, *op.results)}
-    return count if count and count > 0 and len(leading) == 1 and len(leading.pop()) == count else 0
+    if not count or count < 0 or not op.results:
+        return 0
+    sizes = result_shape(op)[:count]
+    leading = [(v.shape or ())[:count] for v in op.operands]
+    are_alike = all((v.shape or ())[:count] == sizes for v in op.results)
+    return count if are_alike and all(_serves(shape, sizes) for shape in leading) else 0
+
+
+def _serves(shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether an operand has a part for each problem, or, where its dimension is 1, one for all."""
+    return len(shape) == len(sizes) and all(n in (1, size) for n, size in zip(shape, sizes, strict=True))
 
 
 def _written_count(op: Op) -> int | None:
@@ -271,7 +280,12 @@ WRITTEN_BY_JAX["stablehlo.custom_call"] = batch_rule
 
 
 def _with_batches(op: Op, count: int) -> RuleBuilder:
-    return RuleBuilder.of(op).pointwise(shape_of(op)[:count])
+    """The batch dimensions, but for those of operands that serve all problems."""
+    builder, tensors = RuleBuilder.of(op), [v.shape or () for v in (*op.operands, *op.results)]
+    for dim, size in enumerate((result_shape(op) if op.results else shape_of(op))[:count]):
+        dims = [dim if dim < len(shape) and shape[dim] == size else None for shape in tensors]
+        builder.add(dims[: len(op.operands)], dims[len(op.operands) :], size)
+    return builder
 
 
 def _only(count: int, tensor: int, dim: int) -> list[Dim]:
