@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from sdy_jax.jax_internals.pallas import NDIndexer
+from sdy_jax.jax_internals.scans import scan_parts
 from sdy_jax.kernels.body import equations_in
 from sdy_jax.kernels.counted_loops import CountedLoop, Table, Value, counted_loop, kept_by, rooms, unchanged
 from sdy_jax.kernels.equation_flops import PRODUCT, TRANSCENDENTAL, UNKNOWN_PRODUCTS, flops_of
@@ -51,17 +52,21 @@ class BodyWork:
 
     Attributes:
         flops: floating-point operations, of each step.
-        awaited, started: the bytes of copies between main memory and a core, by what is waited for and what is started.
-        copies: how many are waited for.
+        started, starts: the bytes and the number of copies between main memory and a core that are started.
+        awaited: the bytes of those that are waited for.
+        near, near_awaited: the bytes of copies that name no main memory, which are started, and waited for. Where none
+            is started, to wait for one is to wait for others of as many bytes.
         places: from how many places a copy begins that are known to be different ones.
         has_products, has_transcendentals: what it computes.
         reasons: what keeps it from being exact.
     """
 
     flops: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    awaited: float = 0.0
     started: float = 0.0
-    copies: float = 0.0
+    starts: float = 0.0
+    awaited: float = 0.0
+    near: float = 0.0
+    near_awaited: float = 0.0
     places: int = 1
     has_products: bool = False
     has_transcendentals: bool = False
@@ -70,13 +75,20 @@ class BodyWork:
     @property
     def copied(self) -> float:
         """The bytes of copies: each is waited for once, whoever started it."""
-        return self.awaited or self.started
+        return self.awaited + (0.0 if self.near else self.near_awaited) or self.started
+
+    @property
+    def copies(self) -> float:
+        """How many are waited for, of the size of those that are started."""
+        return self.copied * self.starts / self.started if self.started else 0.0
 
     def add(self, other: BodyWork) -> None:
         self.flops = self.flops + other.flops
-        self.awaited += other.awaited
         self.started += other.started
-        self.copies += other.copies
+        self.starts += other.starts
+        self.awaited += other.awaited
+        self.near += other.near
+        self.near_awaited += other.near_awaited
         self.places = max(self.places, other.places)
         self.has_products |= other.has_products
         self.has_transcendentals |= other.has_transcendentals
@@ -84,7 +96,7 @@ class BodyWork:
 
     @property
     def _order(self) -> tuple[float, float, float]:
-        return float(self.flops.sum()), self.awaited, self.started
+        return float(self.flops.sum()), self.copied, self.started
 
 
 def body_work(
@@ -231,15 +243,18 @@ class _Counter:
             self.found = before
 
     def _scan(self, equation: Any, scope: _Scope, weights: np.ndarray) -> list[Value]:
-        p, values = equation.params, scope.values(equation.invars)
-        first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+        parts, values = scan_parts(equation), scope.values(equation.invars)
+        body, length = equation.params["jaxpr"], np.asarray(equation.params["length"])
+        first, last = parts.constants, parts.constants + parts.carried
         slices: list[Value] = [None] * (len(values) - last)
+        if parts.carried != parts.returned:  # some are used in one trip only, and nobody says which
+            self.run(body, [*values[:first], *[None] * (len(values) - first)], weights * length)
+            return [None] * len(equation.outvars)
 
         def trip(carry: Sequence[Value], weights: np.ndarray) -> list[Value]:
-            return self.run(p["jaxpr"], [*values[:first], *carry, *slices], weights)[: p["num_carry"]]
+            return self.run(body, [*values[:first], *carry, *slices], weights)[: parts.carried]
 
-        kept = kept_by(p["jaxpr"], first, p["num_carry"])
-        carry = self._trips(trip, p["jaxpr"], values[first:last], kept, np.asarray(p["length"]), weights)
+        carry = self._trips(trip, body, values[first:last], kept_by(body, first, parts.carried), length, weights)
         return [*carry, *[None] * (len(equation.outvars) - len(carry))]
 
     def _while(self, equation: Any, scope: _Scope, weights: np.ndarray) -> list[Value]:
@@ -315,15 +330,21 @@ class _Counter:
     # Copies.
 
     def _started(self, equation: Any, scope: _Scope, weights: np.ndarray) -> list[Value]:
-        self.found.started += _copied_bytes(equation) * float(weights.sum())
+        size, is_near = _copied_bytes(equation)
+        if is_near:
+            self.found.near += size * float(weights.sum())
+        else:
+            self.found.started += size * float(weights.sum())
+            self.found.starts += float(weights.sum())
+            self.found.places = max(self.found.places, self._places(equation, scope))
         return [None] * len(equation.outvars)
 
     def _awaited(self, equation: Any, scope: _Scope, weights: np.ndarray) -> list[Value]:
-        size = _copied_bytes(equation)
-        self.found.awaited += size * float(weights.sum())
-        if size:
-            self.found.copies += float(weights.sum())
-            self.found.places = max(self.found.places, self._places(equation, scope))
+        size, is_near = _copied_bytes(equation)
+        if is_near:
+            self.found.near_awaited += size * float(weights.sum())
+        else:
+            self.found.awaited += size * float(weights.sum())
         return [None] * len(equation.outvars)
 
     def _places(self, equation: Any, scope: _Scope) -> int:
@@ -380,13 +401,11 @@ def _has_branches(jaxpr: Any) -> bool:
     return any(e.primitive.name in ("cond", "while") for e in equations_in(jaxpr))
 
 
-def _copied_bytes(equation: Any) -> float:
-    """The bytes of a copy between main memory and a core; 0 of others."""
+def _copied_bytes(equation: Any) -> tuple[float, bool]:
+    """The bytes of a copy, and whether neither of its ends is in main memory."""
     source, target, *_ = equation.params["tree"].unflatten([x.aval for x in equation.invars])
     spaces = {str(getattr(getattr(x, "ref", x), "memory_space", "")) for x in (source, target)}
-    if spaces.isdisjoint(IN_MEMORY):
-        return 0.0
-    return float(math.prod(target.shape) * np.dtype(target.dtype).itemsize)
+    return float(math.prod(target.shape) * np.dtype(target.dtype).itemsize), spaces.isdisjoint(IN_MEMORY)
 
 
 def run_index_map(jaxpr: Any, indices: Sequence[np.ndarray], tables: Sequence[Table]) -> list[np.ndarray | None]:
