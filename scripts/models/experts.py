@@ -107,7 +107,8 @@ class Dropless:
         product: the kernel, or `jax.lax.ragged_dot`.
         mapped: in a `shard_map`, as MaxText has it: each device sorts its own tokens, and where experts are split sends
             them to those that have theirs. Else all tokens are sorted together.
-        room: the rows that a device has for tokens that are sent to it, over their mean.
+        room: the rows that a device has for tokens that are sent to it, over their mean: MaxText's
+            `ragged_buffer_factor`. With as many as devices share the experts none is dropped, whatever tokens choose.
     """
 
     product: Grouped

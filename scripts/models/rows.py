@@ -126,11 +126,10 @@ def _attending(model: Any, make: Make) -> Kernels:
 
 
 def _dropless(model: Llama, make: Make) -> Kernels:
-    """With grouped products, too. H100s have room for all tokens at the experts of one of them."""
+    """With grouped products, too."""
 
     def made(place: Place, mapped: bool) -> tuple[Any, Make]:
-        experts = float(place[1].get("expert", 1))
-        routing = Dropless(jax.lax.ragged_dot, mapped, experts) if _is_gpu(place) else Dropless(megablox, mapped)
+        routing = Dropless(jax.lax.ragged_dot if _is_gpu(place) else megablox, mapped)
         return _attending(dataclasses.replace(model, routing=routing), make)(place, mapped)
 
     return made
