@@ -43,6 +43,8 @@ class OpPlacement:
             self._place_taken(op, number, decision, taken, following)
             return False
         self._layouts.decided[number] = decision
+        if taken is not None and not decision.at_rest:
+            self._note_refusal(op, decision)
         if decision.at_rest:
             self._placement.rest(op)
             if self._is_repeated(op, number, decision):
@@ -66,11 +68,19 @@ class OpPlacement:
         """
         taken = taken_by(op, self._mesh, shardings)
         if isinstance(taken, Refused):
-            self._reports.refused(op, taken)
+            self._reports.replication.add_refused(op, taken)
             taken = taken_by(op, self._mesh, [self._placement.replicated(v) for v in (*op.operands, *op.results)])
         if isinstance(taken, Refused):
             raise taken.failure()
         return taken
+
+    def _note_refusal(self, op: Op, decision: Decision) -> None:
+        """Notes why an op that is asked is not split as its operands are, where no other note says that."""
+        around = [*self._placement.of(op.operands), *map(self._placement.declared, op.results)]
+        asks = (strategy.ask for strategy in decision.kind.strategies if strategy.ask is not None)
+        refused = [answer for ask in asks if isinstance(answer := ask(self._mesh, around), Refused)]
+        if refused and not decision.gathered:
+            self._reports.replication.add_refused(op, refused[0])
 
     def _place_taken(self, op: Op, number: int, decision: Decision | None, taken: Taken, following: Op) -> None:
         """An op that runs in other layouts than any that it could be asked for by a rule: it has no choice."""

@@ -14,7 +14,7 @@ from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.insert.replication_notes import ReplicationNotes
 from sdy_jax.lowering.interface.collective_record import Moved
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.strategies.registry import Refused, Taken, sent_by
+from sdy_jax.lowering.strategies.registry import Taken, sent_by
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
@@ -61,11 +61,6 @@ class OpReports:
             sent = sent_at_border(value, sharding, self._mesh, meshes)
             if sent and value.uses:
                 self._report.add(Moved(CollectiveSummary("collective_permute"), sharding, sent), value, at, cause)
-
-    def refused(self, op: Op, refused: Refused) -> None:
-        """Notes an op that refuses the layouts in which its operands are."""
-        said = f"{refused.by} takes whole arguments only: it refuses them as they are split ({refused.error})"
-        self._report.note(op, said)
 
     def taken(self, op: Op, taken: Taken) -> None:
         """Reports the collectives of an op that has a say in the layouts in which it runs."""

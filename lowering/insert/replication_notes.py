@@ -14,7 +14,7 @@ from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.strategies.registry import WHOLE, WHOLE_FACTORS, strategies_of
+from sdy_jax.lowering.strategies.registry import WHOLE, WHOLE_FACTORS, Refused, strategies_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
@@ -58,6 +58,7 @@ class ReplicationNotes:
     mesh: Mesh
     _operands: list[_Operand] = field(default_factory=list)
     _unruled: list[tuple[Op, list[str]]] = field(default_factory=list)
+    _refused: list[tuple[Op, Refused, list[str]]] = field(default_factory=list)
 
     def add(self, op: Op, decision: Decision) -> None:
         """Collects the sharded dimensions of an op's operands along which the op cannot be sharded."""
@@ -73,6 +74,10 @@ class ReplicationNotes:
         """Collects an op without a sharding rule."""
         self._unruled.append((op, [self.report.name(value) for value in op.operands]))
 
+    def add_refused(self, op: Op, refused: Refused) -> None:
+        """Collects an op that does not take its operands as they are split."""
+        self._refused.append((op, refused, [self.report.name(value) for value in op.operands]))
+
     def report_notes(self) -> None:
         """Reports the collected ops, after the program was partitioned."""
         for operand in self._operands:
@@ -80,6 +85,16 @@ class ReplicationNotes:
                 self.report.note(operand.op, self._operand(operand))
         for op, names in self._unruled:
             self.report.note(op, self._without_rule(op, names))
+        for op, refused, names in self._refused:
+            if not self.placement.ops.is_erased(op) and (moved := self._moved(op, names)):
+                said = f"{refused.by} refuses the layouts that its arguments have ({refused.error})"
+                self.report.note(op, "; ".join([said, *moved]))
+
+    def _moved(self, op: Op, names: Sequence[str]) -> list[str]:
+        """What is sent for an op's operands, each with its name."""
+        records = [self.placement.ops.records_behind(operand) for operand in op.mlir.operands]
+        sent = [[record for record in behind if record.wire_bytes] for behind in records]
+        return [f"{name} is moved: {_sent(each)}" for name, each in zip(names, sent, strict=True) if each]
 
     def _without_rule(self, op: Op, names: Sequence[str]) -> str:
         records = [self.placement.ops.records_behind(operand) for operand in op.mlir.operands]
