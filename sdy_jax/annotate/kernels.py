@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
+from jax.extend.core import Literal
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -79,7 +81,7 @@ class _OnBlocks:
     def __call__(self, blocks: KernelBlocks, *operands: Any) -> list[Any]:
         grid, steps = list(self.call.grid), dict[int, int]()
         for factor, dim in enumerate(self.found.dims):
-            size, shards = self.found.rule.factor_sizes[factor], blocks.shards[factor]
+            size, shards = self.found.rule.factor_sizes[factor], blocks.shards[factor] if blocks.shards else 1
             steps[factor] = grid[dim] // size
             grid[dim] = -(-size // shards) * steps[factor]
         firsts = {self.found.dims[f]: first * steps[f] for f, first in blocks.firsts.items()}
@@ -89,16 +91,22 @@ class _OnBlocks:
 
 def _in_context(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A kernel's body and index maps in the context of now: they were traced where the mesh of the program was in
-    context, and run where its axes are manual. Shardings that jax notes in equations name that mesh, and say nothing of
-    values in a kernel."""
+    context, and run where its axes are manual. Shardings that jax notes in equations and in the types of constants name
+    that mesh, and say nothing of values in a kernel."""
     context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
 
     def moved(equation: Any) -> list[Any]:
         plain = {name: None if isinstance(x, jax.sharding.Sharding) else x for name, x in equation.params.items()}
-        return [equation.replace(ctx=context, params=plain)]
+        return [equation.replace(ctx=context, params=plain, invars=[_untyped(x) for x in equation.invars])]
 
     here = Rewriting(moved).of
     mapping = parameters["grid_mapping"]
     blocks = tuple(b.replace(index_map_jaxpr=here(b.index_map_jaxpr)) for b in mapping.block_mappings)
     changed = {"jaxpr": here(parameters["jaxpr"]), "grid_mapping": mapping.replace(block_mappings=blocks)}
     return {**parameters, **changed}
+
+
+def _untyped(x: Any) -> Any:
+    """An operand of an equation; a constant that knows its type as a plain one."""
+    is_typed = isinstance(x, Literal) and hasattr(x.val, "aval")
+    return Literal(np.asarray(x.val, x.aval.dtype), x.aval) if is_typed else x

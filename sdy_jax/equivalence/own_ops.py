@@ -1,16 +1,19 @@
-"""The custom calls that passes of ours make, as plain StableHLO: what each means on whole arrays."""
+"""The custom calls that passes of ours make, and kernels, as plain StableHLO: what each means on whole arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.custom_ops import AFTER, ROUNDED, target_of, title_of
+from sdy_jax.ir.custom_ops import AFTER, KERNEL, ROUNDED, Kernel, KernelBlocks, function_of, target_of, title_of
 from sdy_jax.ir.graph import OWN_TARGETS
-from sdy_jax.ir.operations import post_order, replace_op
+from sdy_jax.ir.operations import module_of, post_order, replace_op
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.op_rules.slicing import PIECES, ROLL
 
 Expansion = Callable[[ir.Operation], Sequence[ir.Value]]
@@ -19,7 +22,7 @@ Expansion = Callable[[ir.Operation], Sequence[ir.Value]]
 def expand_own_ops(module: ir.Operation) -> None:
     """
     Raises:
-        UnsupportedError: an op calls a function of the process that traced it.
+        UnsupportedError: an op calls a function of the process that traced it, or is a kernel that no CPU runs.
     """
     for op in post_order(module):
         if op.name != "stablehlo.custom_call":
@@ -78,7 +81,29 @@ def _roll(op: ir.Operation) -> Sequence[ir.Value]:
     return [_made("stablehlo.dynamic_slice", x.type, [twice, *starts], **sizes)]
 
 
-_EXPANSIONS: dict[str, Expansion] = {AFTER: _after, ROUNDED: _rounded, PIECES: _pieces, ROLL: _roll}
+def _kernel(op: ir.Operation) -> Sequence[ir.Value]:
+    """A call of what jax makes of the whole kernel for CPUs, where it is interpreted."""
+    key = str(ir.StringAttr(op.attributes["backend_config"]).value)
+    own: Kernel = function_of(key, op.context, "verify")
+    blocks = KernelBlocks((), {}, tuple(tuple(_shape(x)) for x in op.results))
+    given = [jax.ShapeDtypeStruct(_shape(x), numpy_dtype(_element(x))) for x in op.operands]
+    try:
+        traced = jax.jit(lambda *xs: list(own.run(blocks, *xs)), keep_unused=True).trace(*given)
+        lowered = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        raise UnsupportedError(f"the kernel `{own.title}` does not run on a CPU: {said}") from error
+    module = ir.Module.parse(lowered.operation.get_asm(enable_debug_info=False), op.context)
+    called = mlir.merge_mlir_modules(module_of(op).opview, "kernel", module)
+    types, callee = [x.type for x in op.results], {"callee": ir.FlatSymbolRefAttr.get(called)}
+    return list(ir.Operation.create("func.call", types, list(op.operands), callee).results)
+
+
+def _element(value: ir.Value) -> str:
+    return str(ir.RankedTensorType(value.type).element_type)
+
+
+_EXPANSIONS: dict[str, Expansion] = {AFTER: _after, ROUNDED: _rounded, PIECES: _pieces, ROLL: _roll, KERNEL: _kernel}
 """By the target of the custom call."""
 
 

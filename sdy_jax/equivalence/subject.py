@@ -17,7 +17,7 @@ from sdy_jax.calls.traced_programs import Transposed, plain_text, source_of, tra
 from sdy_jax.equivalence.drawing import arguments
 from sdy_jax.equivalence.job import Subject
 from sdy_jax.errors import InternalError, UnsupportedError
-from sdy_jax.ir.custom_ops import kept_in
+from sdy_jax.ir.custom_ops import Kernel, kept_in
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied
 from sdy_jax.passes.inline_calls import inline_calls
@@ -28,14 +28,19 @@ class Subjects:
     """What is verified of a call.
 
     Attributes:
-        program: the traced program.
+        programs: the traced ones, whose contexts keep the functions of this process that they call.
         found: the function's program, and its derivative's.
         notes: what is not compared, and why.
     """
 
-    program: Program
+    programs: tuple[Program, ...]
     found: tuple[Subject, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """That of the function."""
+        return self.programs[0]
 
 
 def subjects_of(
@@ -57,18 +62,18 @@ def subjects_of(
     first = _subject(program, plain, source_of(function), given, seed)
     notes = [f"{_TRACED}: {why_traced}"] if why_traced else []
     if not derivatives:
-        return Subjects(program, (first,), tuple(notes))
-    if is_bound_here(program):
-        return Subjects(program, (first,), (*notes, f"{_NONE}: it calls functions of this process"))
+        return Subjects((program,), (first,), tuple(notes))
+    if not all(isinstance(each, Kernel) for each in kept_in(program.module.context)):
+        return Subjects((program,), (first,), (*notes, f"{_NONE}: it calls functions of this process"))
     backward, why_not = _transposed(function, args, kwargs)
     if backward is None:
-        return Subjects(program, (first,), (*notes, f"{_NONE}: {why_not}"))
+        return Subjects((program,), (first,), (*notes, f"{_NONE}: {why_not}"))
     known = first.values[len(program.constants) :]
     more = [None] * (len(backward.program.inputs) - len(known))
     values = [*map(_array, backward.program.constants), *known, *more]
     plain, _ = _without_us(backward.plain)
     second = _subject(backward.program, plain, first.source, values, seed + 1, is_derivative=True)
-    return Subjects(program, (first, second), tuple(notes))
+    return Subjects((program, backward.program), (first, second), tuple(notes))
 
 
 _NONE = "no derivatives"

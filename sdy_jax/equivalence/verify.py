@@ -105,8 +105,9 @@ def verify(
             subjects = subjects_of(function, args, kwargs, derivatives, seed)
         trials, notes = _trials(subjects, options_of(function), meshes, targets, uneven)
         trials = [smaller.trial(trial) for trial in trials]
-        job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=True)
         is_here = is_bound_here(subjects.program)
+        # What is written down for another process cannot call functions of this one.
+        job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=not is_here)
         found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
     return Verification(name_of(function), tuple(_cases(job, found)), (*notes, *smaller.notes, *subjects.notes))
 

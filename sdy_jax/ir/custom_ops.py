@@ -94,7 +94,7 @@ class KernelBlocks(NamedTuple):
     """The blocks on which a device runs a kernel.
 
     Attributes:
-        shards: of each factor of its rule.
+        shards: of each factor of its rule; empty for the whole kernel.
         firsts: the device's first index of each factor of which the kernel has to know it, an int32 scalar.
         results: the shapes of its blocks of results.
     """

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from norm_kernel import norm
 
 import sdy_jax as sdy
 from sdy_jax.equivalence.job import Job, Subject, Trial
@@ -171,6 +173,16 @@ def test_callbacks_run_in_this_process(mesh):
     with pytest.raises(sdy.UnsupportedError, match="its mesh needs 16 devices"):
         large = jax.sharding.AbstractMesh((16,), ("data",))
         sdy.verify(called, jnp.ones((16,)), mesh=large, in_shardings=P("data"), targets=["cpu"])
+
+
+def test_kernels_run_in_this_process_with_their_derivatives(mesh):
+    def split(x, w):
+        return norm(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("model"))), w)
+
+    for function in (norm, split):
+        given = {"mesh": mesh, "in_shardings": (P("data"), P()), **ONCE, "derivatives": True}
+        found = sdy.verify(function, X, jnp.ones(16), **given)
+        assert found and [case.is_derivative for case in found.cases] == [False, True], found
 
 
 def test_wrong_arguments_of_verify_are_named(mesh):
