@@ -168,7 +168,7 @@ class Read:
 @dataclass(frozen=True)
 class Kernel:
     """A `pallas_call`; `table` is the length of a table of scalars that index maps read, 0 without one; `mapped` says
-    per `vmap` around it which operands it maps."""
+    per `vmap` around it which operands it maps, of so many `lanes`; its body adds to the operand `changed`."""
 
     grid: tuple[int, ...]
     operands: tuple[Tensor, ...]
@@ -178,6 +178,7 @@ class Kernel:
     reads_table: int | None = None
     mapped: tuple[tuple[bool, ...], ...] = ()
     lanes: tuple[int, ...] = ()
+    changed: int | None = None
     seed: int = 0
 
     @property
@@ -194,6 +195,8 @@ class Kernel:
         if self.grid[dim] % steps or self.grid[dim] // steps < 2:
             return False
         if not all(r.follows(dim) for r in self.results if r.is_used):
+            return False
+        if self.changed is not None and not self.operands[self.changed].follows(dim):
             return False
         return not any(r.goes_on(self, dim) for r in self.results)
 
@@ -243,6 +246,8 @@ class Kernel:
             value += table[pl.program_id(self.reads_table) % self.table].astype(jnp.float32)
         for number, (ref, tensor) in enumerate(zip(results, self.results, strict=True)):
             self._write(ref, tensor, value * (number + 1), scratch)
+        if self.changed is not None:
+            operands[self.changed][...] += 1
 
     def _write(self, ref: Any, tensor: Tensor, value: Any, scratch: Any) -> None:
         match tensor.mode:
@@ -322,7 +327,9 @@ def drawn_kernel(seed: int) -> Kernel:
         mapped.append(tuple(which))
         lanes.append(draw.choice((2, 3, 4)))
     reads_table = draw.choice((None, draw.randrange(rank))) if table else None
-    return Kernel(grid, tuple(operands), results, reads, table, reads_table, tuple(mapped), tuple(lanes), seed)
+    may_change = [n for n in range(len(operands)) if all(which[n] for which in mapped) and draw.random() < 0.1]
+    changed = may_change[0] if may_change and results[0].mode != "added" else None
+    return Kernel(grid, tuple(operands), results, reads, table, reads_table, tuple(mapped), tuple(lanes), changed, seed)
 
 
 def _drawn_indices(draw: random.Random, kernel: Kernel, is_operand: bool) -> tuple[Index, ...]:

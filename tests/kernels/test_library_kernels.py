@@ -20,9 +20,16 @@ import sdy_jax as sdy
 
 AXES = {"x": ("x",), "y": ("y",), "x and y": ("x", "y")}
 """The axes of 2 x 4 devices, one at a time or both."""
-EACH = [(name, dim) for name, library in LIBRARY.items() for dim in dict.fromkeys(library.arguments.replace(" ", ""))]
-"""All dimensions of all kernels."""
-BACKWARD = [(name, dim) for name, dim in EACH if LIBRARY[name].gradient]
+
+
+def cases(are_backward):
+    """All dimensions of all kernels by all axes; those along which a kernel is split by both axes come first."""
+    for name, library in LIBRARY.items():
+        if library.gradient or not are_backward:
+            for dim in dict.fromkeys(library.arguments.replace(" ", "")):
+                for axes in AXES:
+                    is_first = dim in library.split and axes == "x and y"
+                    yield pytest.param(name, dim, axes, marks=() if is_first else pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +56,7 @@ def check(name, dim, axes, kind="forward", layouts="local"):
     return library, partitioned, function, args, shards
 
 
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize(("name", "dim"), EACH)
+@pytest.mark.parametrize(("name", "dim", "axes"), cases(are_backward=False))
 @pytest.mark.more("all dimensions of all kernels, by each axis and both")
 def test_numbers_forward(name, dim, axes):
     library, partitioned, function, args, shards = check(name, dim, AXES[axes])
@@ -60,8 +66,7 @@ def test_numbers_forward(name, dim, axes):
         assert dim in library.gathers or not partitioned.plan(*args).wire_bytes
 
 
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize(("name", "dim"), BACKWARD)
+@pytest.mark.parametrize(("name", "dim", "axes"), cases(are_backward=True))
 @pytest.mark.more("all dimensions of all kernels, by each axis and both")
 def test_numbers_backward(name, dim, axes):
     check(name, dim, AXES[axes], "backward")

@@ -17,8 +17,8 @@ import sdy_jax as sdy
 SIZES = dict(PLANE.shape)
 
 
-def check(seed, most=None):
-    """A kernel in all splits, or in so many of them."""
+def check(seed, all_splits=False):
+    """A kernel in all splits, or in the last one, which is of two dimensions where two may be split."""
     kernel = drawn_kernel(seed)
     args = kernel.arguments()
     (equation,) = calls_of(kernel, *args)
@@ -26,7 +26,8 @@ def check(seed, most=None):
     read = [m for m, tensor in zip(found.rule.result_mappings, kernel.results, strict=True) if tensor.is_used]
     factors = [f for f in range(len(found.dims)) if all(any(dim[:1] == (f,) for dim in m) for m in read)]
     assert tuple(found.dims[f] for f in factors) == kernel.factors(), kernel
-    for split in [*even(splits_of(factors, SIZES), found.rule)][:most]:
+    splits = [*even(splits_of(factors, SIZES), found.rule)]
+    for split in splits if all_splits else splits[-1:]:
         # Of an operand that is broadcast under `vmap` the argument has one dimension less.
         pairs = zip(specs_of(found.rule.operand_mappings, split), args, strict=True)
         specs = tuple(spec if len(spec) <= x.ndim else None for spec, x in pairs)
@@ -52,12 +53,23 @@ def even(splits, rule):
 
 def test_numbers_of_a_few_kernels():
     for seed in range(20):
-        check(seed, most=1)
+        check(seed)
 
 
-@pytest.mark.more("many kernels, in all splits")
-@pytest.mark.parametrize("start", range(0, 200, 20))
+STARTS = pytest.mark.parametrize("start", range(20, 200, 20))
+
+
+@pytest.mark.more("many kernels")
+@STARTS
 def test_numbers_of_many_kernels(start):
     for seed in range(start, start + 20):
         check(seed)
+    jax.clear_caches()
+
+
+@pytest.mark.slow
+@STARTS
+def test_numbers_of_all_splits(start):
+    for seed in range(start, start + 20):
+        check(seed, all_splits=True)
     jax.clear_caches()
