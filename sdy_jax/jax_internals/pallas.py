@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax._src import linear_util
 from jax._src.api_util import debug_info
@@ -24,9 +26,30 @@ from jax._src.state.types import AccumEffect, WriteEffect
 from jax._src.state.types import RefEffect as Effect
 from jax.core import ShapedArray
 from jax.experimental.pallas import tpu
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive  # type: ignore[attr-defined, unused-ignore]
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun  # type: ignore[attr-defined, unused-ignore]
+from jax.interpreters import mlir
 
 pallas_call_p: Primitive = _pallas_call_p
+
+
+def bind_call(operands: Sequence[Any], parameters: Mapping[str, Any]) -> list[Any]:
+    """A call of a kernel. One that is interpreted is lowered with 64-bit types only if these are enabled now."""
+    call = partial(pallas_call_p.bind, **parameters)
+    if not parameters["interpret"]:
+        return list(call(*operands))
+    wide = jnp.result_type(float) == jnp.float64
+    return interpreted_p.bind(*operands, call=jax.make_jaxpr(call)(*operands), wide=wide)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, call: Any, wide: bool) -> Any:
+    with jax.enable_x64(wide):
+        return mlir.lower_fun(jaxpr_as_fun(call))(ctx, *xs)
+
+
+interpreted_p = Primitive("pallas_call")
+interpreted_p.multiple_results = True
+interpreted_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
+mlir.register_lowering(interpreted_p, _lower)
 
 
 def block_size(entry: Any) -> int | None:

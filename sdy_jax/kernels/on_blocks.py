@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax.core import ShapedArray, eval_jaxpr
 
 from sdy_jax.jax_internals.pallas import (
+    bind_call,
     closed,
     is_dynamic,
-    pallas_call_p,
     scalar_ref,
     scalars_mapping,
     traced_with_refs,
@@ -68,7 +68,7 @@ def call_on_blocks(
         with_scalars = _with_scalars if maps_take_scalars else _with_array
         parameters, at = with_scalars(call, parameters, {d: call.grid[d] for d in firsts})
         operands = [*operands[:at], given, *operands[at:]]
-    return list(pallas_call_p.bind(*operands, **parameters))
+    return bind_call(operands, parameters)
 
 
 def _share(estimate: Any, whole: Sequence[Any], part: Sequence[Any]) -> Any:
