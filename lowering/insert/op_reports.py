@@ -32,8 +32,7 @@ class OpReports:
     def decided(self, op: Op, decision: Decision) -> None:
         """Reports the collectives of the op's emitter, and the dimensions along which the op could not be sharded."""
         values = (*op.operands, *op.results)
-        if decision.gathered:
-            self.replication.add(op, decision)
+        self.replication.add(op, decision)
         for inside in decision.inside:
             sharding = decision.shardings[inside.tensor]
             value, size = values[inside.tensor], axes_size(inside.axes, self._mesh)

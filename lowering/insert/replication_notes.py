@@ -6,10 +6,12 @@ program then: a value may come from a layout that was materialized already, or h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.analysis.factors import factor_axes
 from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
@@ -17,6 +19,7 @@ from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.strategies.registry import WHOLE, WHOLE_FACTORS, Refused, strategies_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text, listed_axes, type_text
 
@@ -62,13 +65,23 @@ class ReplicationNotes:
 
     def add(self, op: Op, decision: Decision) -> None:
         """Collects the sharded dimensions of an op's operands along which the op cannot be sharded."""
-        gathered = set(decision.gathered)
+        gathered, is_told = set(decision.gathered), op.key in WHOLE_FACTORS
+        if not gathered and not is_told:
+            return
         for index, (value, mapping) in enumerate(zip(op.operands, decision.rule.operand_mappings, strict=True)):
             sharding = self.placement[value]
+            unfit = self._unfit(sharding, mapping, decision.rule) if is_told else frozenset()
             pairs = enumerate(zip(sharding.axes, mapping, strict=True))
-            dims = tuple(dim for dim, (axes, factors) in pairs if axes and gathered.intersection(factors))
+            dims = tuple(dim for dim, (axes, f) in pairs if axes and (gathered.intersection(f) or dim in unfit))
             if dims:
                 self._operands.append(_Operand(op, index, self.report.name(value), dims, sharding, decision))
+
+    def _unfit(self, sharding: TensorSharding, mapping: TensorMapping, rule: OpShardingRule) -> frozenset[int]:
+        """The dimensions of which shards are no whole elements of the factors that they are made of."""
+        split = factor_axes(sharding.axes, mapping, rule.factor_sizes, self.mesh)
+        shards = [math.prod(axes_size(split[f], self.mesh) for f in factors) for factors in mapping]
+        pairs = enumerate(zip(sharding.axes, shards, strict=True))
+        return frozenset(dim for dim, (axes, count) in pairs if axes_size(axes, self.mesh) != count)
 
     def add_unruled(self, op: Op) -> None:
         """Collects an op without a sharding rule."""
@@ -126,7 +139,7 @@ class ReplicationNotes:
         if reason is None:
             return []
         mapping = found.decision.rule.operand_mappings[found.index]
-        return list(dict.fromkeys(reason(found.op, mapping[dim][0]) for dim in found.dims))
+        return list(dict.fromkeys(reason(found.op, mapping[dim]) for dim in found.dims))
 
     def _move(self, found: _Operand) -> str:
         records = self.placement.ops.records_behind(found.op.mlir.operands[found.index])

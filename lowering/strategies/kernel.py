@@ -6,6 +6,7 @@ attention, for one, keeps what its scratch holds as results of no use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,9 +36,10 @@ def _shifted(op: Op) -> frozenset[int]:
 
 
 @whole_factors(KERNEL)
-def _why_whole(op: Op, factor: int) -> str:
-    reasons = [ir.StringAttr(reason).value for reason in ir.ArrayAttr(op.attribute(WHOLE))]
-    return reasons[factor] or "a result that is read does not have this dimension"
+def _why_whole(op: Op, factors: Sequence[int]) -> str:
+    reasons = [str(ir.StringAttr(reason).value) for reason in ir.ArrayAttr(op.attribute(WHOLE))]
+    found = (reasons[factor] for factor in factors)
+    return next(filter(None, found), "a result that is read does not have this dimension")
 
 
 @emitter(KERNEL)

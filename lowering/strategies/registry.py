@@ -218,8 +218,8 @@ class Whole(NamedTuple):
 
 WHOLE: dict[str, Whole] = {}
 
-WholeFunction = Callable[[Op, int], str]
-"""`whole(op, factor)` says why a factor of an op's rule is whole."""
+WholeFunction = Callable[[Op, Sequence[int]], str]
+"""`whole(op, factors)` says why a dimension that is made of these factors of an op's rule is whole."""
 
 WHOLE_FACTORS: dict[str, WholeFunction] = {}
 
