@@ -27,7 +27,8 @@ def _kernel(op: Op, rule: OpShardingRule) -> list[Strategy]:
     results = rule.factors_of[len(rule.operand_mappings) :]
     read = [factors for value, factors in zip(op.results, results, strict=True) if value.uses]
     shared = pass_through_factors(rule).intersection(*read)
-    return [Strategy("kernel", shared, dividing=_shifted(op))]
+    summed = rule.reduction
+    return [Strategy("kernel", shared | summed, summed, dividing=_shifted(op) | summed)]
 
 
 def _shifted(op: Op) -> frozenset[int]:

@@ -12,6 +12,7 @@ from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
     ffi_calls,
     groups,
     kernels,
+    library_functions,
     named,
     sharding_rules,
 )

@@ -103,7 +103,13 @@ def without_jit(region: Region) -> Region:
     return jax.make_jaxpr(lambda *xs: evaluated(region, xs, range(len(region.out_avals))))(*region.in_avals)
 
 
-def evaluated(region: Region, xs: Sequence[Any], wanted: Iterable[int]) -> list[Any]:
+Compute = Callable[[Any, Sequence[Any]], Sequence[Any] | None]
+"""`compute(equation, operands)` gives the results of an equation, or None to have them as ever."""
+
+
+def evaluated(
+    region: Region, xs: Sequence[Any], wanted: Iterable[int], compute: Compute = lambda eqn, operands: None
+) -> list[Any]:
     """The results number `wanted` of a region, computed in place, and nothing that only other results need."""
     body = region.jaxpr
     results = [body.outvars[i] for i in wanted]
@@ -113,7 +119,9 @@ def evaluated(region: Region, xs: Sequence[Any], wanted: Iterable[int]) -> list[
         return x.val if isinstance(x, Literal) else values[x]
 
     for eqn in _live(body.eqns, results):
-        outs = _computed(eqn, [read(x) for x in eqn.invars])
+        operands = [read(x) for x in eqn.invars]
+        outs = compute(eqn, operands)
+        outs = _computed(eqn, operands, compute) if outs is None else outs
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(x) for x in results]
 
@@ -129,10 +137,10 @@ def _live(eqns: Sequence[Any], results: Iterable[Any]) -> list[Any]:
     return kept[::-1]
 
 
-def _computed(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+def _computed(eqn: Any, operands: Sequence[Any], compute: Compute) -> Sequence[Any]:
     if eqn.primitive is jit_p:
         inner = eqn.params["jaxpr"]
-        return evaluated(inner, operands, range(len(inner.out_avals)))
+        return evaluated(inner, operands, range(len(inner.out_avals)), compute)
     with eqn.ctx.manager:
         outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return outs if eqn.primitive.multiple_results else [outs]

@@ -24,6 +24,7 @@ from sdy_jax.annotate.equations import named_axes
 from sdy_jax.annotate.explicit_shardings import marked, settle_types
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.kernels import state_work
+from sdy_jax.annotate.library_functions import with_library_functions
 from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.program import Program
@@ -32,6 +33,7 @@ from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
+from sdy_jax.jax_internals.asked_devices import with_devices_of
 from sdy_jax.jax_internals.contexts import with_devices
 from sdy_jax.jax_internals.platform_rules import rules_for
 from sdy_jax.jax_internals.tracing import trace_and_lower
@@ -92,7 +94,7 @@ def from_function(
     site = Site(mesh, jax_mesh, machine)
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
     devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
-    with context, devices, tracing(site):
+    with context, devices, with_devices_of(jax_mesh), tracing(site):
         platform = lowering_platform(jax_mesh)
         shows_mesh = in_context and not site.is_typed
         types = [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals
@@ -153,7 +155,8 @@ def _lowered(site: Site, jaxpr: Any) -> Any:
     check_mapped_meshes(jaxpr, site.jax_mesh)
     if axes := named_axes(jaxpr):
         raise NamesMappedAxes(axes)
-    return marked(unordered(jaxpr)) if site.is_typed else unordered(jaxpr)
+    lowered = with_library_functions(unordered(jaxpr), site.mesh.size)
+    return marked(lowered) if site.is_typed else lowered
 
 
 _WITHOUT_DEVICES = "Length of device assignment"

@@ -18,6 +18,9 @@ import written_collectives
 from agreement import sorted_downwards
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.tpu.megablox import ops as megablox
+from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import PartitionSpec as P
 from memory_programs import step_of, unrolled
 from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
@@ -450,6 +453,71 @@ def test_kernels_and_callbacks(name):
     """jit does not split kernels."""
     function = sdy.partition(KERNELS[name], mesh=tpu_mesh(8, names=("x",)), in_shardings=P("x"), on_unknown="ignore")
     assert not failure(function, jax.ShapeDtypeStruct((64, 128), np.float32))
+
+
+def ragged_paged(*args):
+    return ragged_paged_attention(*args, sm_scale=0.1)
+
+
+def bf16(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def i32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+PAGES = bf16(8, 512, 16, 128)
+DECODING = (bf16(64, 32, 128), PAGES, PAGES, i32(64), i32(64, 64))
+PACKED = (bf16(512, 32, 128), bf16(512, 16, 16, 128), i32(64), i32(64, 64), i32(65), i32(1))
+BY_BATCH = (P("x", "y"), P("y"), P("y"), P("x"), P("x"))
+BY_HEADS = (P(None, ("x", "y")), P(None, None, ("x", "y")), P(), P(), P(), P())
+
+
+PAGED = [{}, {"inline_seq_dim": False}, {"megacore_mode": "batch", "attn_logits_soft_cap": 30.0}]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "specs", "block"),
+    [
+        *(
+            (partial(paged_attention, pages_per_compute_block=8, **s), DECODING, BY_BATCH, "[2,512,16,128]")
+            for s in PAGED
+        ),
+        (ragged_paged, PACKED, BY_HEADS, "[512,16,2,128]"),
+    ],
+)
+def test_paged_attention_runs_on_blocks_and_sends_nothing(function, args, specs, block):
+    mesh = tpu_mesh(2, 4, names=("x", "y"))
+    compiled = sdy.partition(function, mesh=mesh, in_shardings=specs).lower(*args).compile()
+    text = compiled.as_text()
+    (kernel,) = (line for line in text.splitlines() if "tpu_custom_call" in line)
+    assert block in kernel and not collectives_in_hlo(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "block"),
+    [
+        (P(None, None, ("x", "y")), "[8,1024,256]"),
+        (P(None, ("x", "y")), "[8,128,2048]"),
+        (P("x", None, "y"), "[4,1024,512]"),
+    ],
+)
+def test_grouped_products_run_on_blocks_of_their_matrices(spec, block):
+    """Backward, by rows and by matrices, with sums of what devices have and no matrix that is gathered."""
+
+    def step(rows, matrices, counts):
+        def loss(*xs):
+            return megablox.gmm(*xs, counts, jnp.bfloat16, (256, 256, 256)).astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1))(rows, matrices)
+
+    args, mesh = (bf16(2048, 1024), bf16(8, 1024, 2048), i32(8)), tpu_mesh(2, 4, names=("x", "y"))
+    partitioned = sdy.partition(step, mesh=mesh, in_shardings=(P(), spec, P()), out_shardings=(P(), spec))
+    text = partitioned.lower(*args).compile().as_text()
+    kernels = [line for line in text.splitlines() if "tpu_custom_call" in line]
+    assert len(kernels) == 2 and all(block in line for line in kernels)
+    assert {c.kind for c in collectives_in_hlo(text)} <= {"all-reduce", "all-gather"}
 
 
 def pipelined(mesh, count):

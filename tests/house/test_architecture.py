@@ -271,7 +271,8 @@ def words_in_code(path: Path) -> Iterator[str]:
 
 
 def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
-    """Besides, an op of Pallas has them in its name, and jax tables of what it lowers by platform."""
+    """Besides, an op of Pallas has them in its name, functions of JAX in their modules', and jax tables of what it
+    lowers by platform."""
     speaking = {
         name
         for name, path in MODULES.items()
@@ -279,8 +280,10 @@ def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
     }
     assert speaking == {
         "commands.described_platforms",
+        "jax_internals.asked_devices",
         "jax_internals.pallas",
         "jax_internals.platform_rules",
+        "kernels.library_functions",
         "lowering.targets.registry",
         "lowering.targets.tpu",
         "op_rules.registry",
