@@ -93,6 +93,7 @@ if _TYPE_CHECKING:
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.contracts.budget import Budget
+    from sdy_jax.counterparts.partition_like import partition_like
     from sdy_jax.equivalence.verification import Verification
     from sdy_jax.equivalence.verify import verify
     from sdy_jax.errors import (
@@ -174,6 +175,7 @@ __all__ = [
     "named_computation",
     "pack_layers",
     "partition",
+    "partition_like",
     "passes",
     "pipeline",
     "pipeline_schedule",
@@ -221,6 +223,7 @@ _MODULES = {
     "sdy_jax.annotate.strict": ("strict",),
     "sdy_jax.contracts.budget": ("Budget",),
     "sdy_jax.calls.partition": ("partition",),
+    "sdy_jax.counterparts.partition_like": ("partition_like",),
     "sdy_jax.equivalence.verification": ("Verification",),
     "sdy_jax.equivalence.verify": ("verify",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),

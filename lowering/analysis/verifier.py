@@ -17,7 +17,7 @@ from sdy_jax.ir.operations import CALL, callee_of
 from sdy_jax.lowering.analysis.factors import factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.registry import AWAITED, is_forwarding
+from sdy_jax.lowering.strategies.registry import AWAITED, is_forwarding, summed_in
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.dataflow import edges_of_calls, is_data_flow
 from sdy_jax.propagation.edge_shardings import edge_shardings
@@ -43,6 +43,9 @@ class _Unreduced:
 
 
 _WHOLE = _Unreduced()
+
+_OfResults = tuple[_Unreduced, ...]
+"""Of each result of an op."""
 
 
 def verify_partitioned(module: ir.Operation) -> None:
@@ -128,22 +131,29 @@ class _PartitionedModule:
         used = op.operands[: AWAITED.get(op.key, len(op.operands))]
         partial = {i: t for i, v in enumerate(used) if (t := self.unreduced(v)).axes}
         made = [self.unreduced(result) for result in op.results]
-        if len(set(made)) > 1:
-            _fail("V9", op, f"its results are {', '.join(map(str, made))}")
-        result = made[0] if made else _WHOLE
         mesh = self._mesh_of(op)
         if mesh is None:
             return
+        for result in made or [_WHOLE]:
+            self._check_kept(op, partial, result, mesh)
+        if partial:
+            self._check_passing(op, partial)
+        taken = [a for t in partial.values() for a in t.axes]
+        own = [set_difference(result.axes, taken, mesh) for result in made]
+        terms = (
+            _Unreduced(sort_and_merge(axes, mesh), result.kind if axes else "sum")
+            for axes, result in zip(own, made, strict=True)
+        )
+        self._check_made(op, tuple(terms), made, mesh)
+
+    def _check_kept(self, op: Op, partial: Mapping[int, _Unreduced], result: _Unreduced, mesh: Mesh) -> None:
+        """What operands are, a result is, too."""
         for index, unreduced in partial.items():
             lost = set_difference(unreduced.axes, result.axes, mesh)
             if lost:
                 _fail("V6", op, f"operand {index} is unreduced along {_listed(lost)}, what it makes is not")
             if unreduced.kind != result.kind:
                 _fail("V6", op, f"operand {index} is {unreduced}, what it makes is {result}")
-        if partial:
-            self._check_passing(op, partial)
-        own = set_difference(result.axes, [a for t in partial.values() for a in t.axes], mesh)
-        self._check_made(op, _Unreduced(sort_and_merge(own, mesh), result.kind if own else "sum"), mesh)
 
     def _check_passing(self, op: Op, partial: Mapping[int, _Unreduced]) -> None:
         (first, unreduced), *others = partial.items()
@@ -168,31 +178,35 @@ class _PartitionedModule:
                 if value in self.shardings:
                     yield f"{what} {index}", tuple(a for axes in self.shardings[value].axes for a in axes)
 
-    def _check_made(self, op: Op, own: _Unreduced, mesh: Mesh) -> None:
-        """The result is unreduced, beyond what its operands are, along what the op combines."""
+    def _check_made(self, op: Op, own: _OfResults, stated: Sequence[_Unreduced], mesh: Mesh) -> None:
+        """Results are unreduced, beyond what the operands are, along what the op combines."""
         made = self._made(op, mesh)
         if own in made:
             return
-        could = next((unreduced for unreduced in made if unreduced.axes), _WHOLE)
-        if own.axes == could.axes:
-            _fail("V7", op, f"it makes terms of a {could.kind}, its result is {own}")
-        extra, missing = (set_difference(a, b, mesh) for a, b in ((own.axes, could.axes), (could.axes, own.axes)))
+        if len(set(own)) > 1 and all(len(set(each)) == 1 for each in made):
+            _fail("V9", op, f"its results are {', '.join(map(str, stated))}")
+        could = next((unreduced for unreduced in made if any(terms.axes for terms in unreduced)), made[0])
+        mine, theirs = next(pair for pair in zip(own, could, strict=True) if pair[0] != pair[1])
+        if mine.axes == theirs.axes:
+            _fail("V7", op, f"it makes terms of a {theirs.kind}, its result is {mine}")
+        extra, missing = (set_difference(a, b, mesh) for a, b in ((mine.axes, theirs.axes), (theirs.axes, mine.axes)))
         if extra:
             _fail("V7", op, f"its result is unreduced along {_listed(extra)}, along which it combines nothing")
         _fail("V7", op, f"it combines along {_listed(missing)}, its result is not unreduced along that")
 
-    def _made(self, op: Op, mesh: Mesh) -> list[_Unreduced]:
-        """What may be left to combine, by each strategy that runs the op split as it is."""
-        rule = self.rules.rule_of(op)
+    def _made(self, op: Op, mesh: Mesh) -> list[_OfResults]:
+        """What may be left to combine in the results, by each strategy that runs the op split as it is."""
+        rule, whole = self.rules.rule_of(op), (_WHOLE,) * len(op.results)
         if rule is None:
-            return [_WHOLE]
-        split = self._split(op, rule, mesh)
-        found: list[_Unreduced] = []
+            return [whole]
+        split, results = self._split(op, rule, mesh), range(len(op.operands), len(rule.mappings))
+        found: list[_OfResults] = []
         for strategy in strategies_of(op, rule):
             if strategy.rule is None and split.keys() <= strategy.splittable:
-                axes = sort_and_merge([a for f in sorted(strategy.partial) for a in split.get(f, ())], mesh)
-                found.append(_Unreduced(axes, strategy.reduction if axes else "sum"))
-        return found or [_WHOLE]
+                summed = ([a for f in summed_in(rule, strategy, i) for a in split.get(f, ())] for i in results)
+                lists = (sort_and_merge(axes, mesh) for axes in summed)
+                found.append(tuple(_Unreduced(axes, strategy.reduction if axes else "sum") for axes in lists))
+        return found or [whole]
 
     def _split(self, op: Op, rule: OpShardingRule, mesh: Mesh) -> dict[int, Axes]:
         """The factors that are split, with their axes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from sdy_jax.lowering.analysis.fusion import UPDATES, computes
 from sdy_jax.lowering.insert.user_collectives import is_user_collective
 from sdy_jax.lowering.strategies.monoids import is_identity
 from sdy_jax.lowering.strategies.registry import PART_BY_PART, is_forwarding, pass_through_factors, strategies_of
+from sdy_jax.op_rules.slicing import PADDINGS
 from sdy_jax.representation.rule import OpShardingRule
 
 RuleOf = Callable[[Op], OpShardingRule | None]
@@ -57,11 +58,14 @@ class Split(NamedTuple):
     kind: str = ""
 
 
-def split_along(op: Op, rule: OpShardingRule | None, tensor: int, span: Span) -> Split | None:
-    """How an op runs on parts of the span of one of its tensors, operands first; None if it cannot."""
+def split_along(
+    op: Op, rule: OpShardingRule | None, tensor: int, span: Span, known: Container[str] = PART_BY_PART
+) -> Split | None:
+    """How an op runs on parts of the span of one of its tensors, operands first; None if it cannot. `known`: the names
+    of ops that do."""
     if is_forwarding(op) and not is_user_collective(op) and len(op.operands) == len(op.results) == 1:
         return Split((span,), (span,))  # it says how a value lies
-    found = _within_factor(rule, tensor, span) if rule is not None and op.name in PART_BY_PART else None
+    found = _within_factor(rule, tensor, span) if rule is not None and op.name in known else None
     if found is None or rule is None:
         return None
     factor, within = found
@@ -100,10 +104,16 @@ def _placed(rule: OpShardingRule, mapping: tuple[tuple[int, ...], ...], factor: 
 
 
 def _is_computed_in_parts(op: Op, split: Split) -> bool:
-    """Whether all results have the factor; and, if an op puts one value into another, both of these."""
-    if not all(split.results):
+    """Whether all results have the factor, with its elements where they are in the operands; and, if an op puts one
+    value into another, both of these."""
+    if not all(split.results) or _shifts(op, split.operands[0]):
         return False
     return op.name not in UPDATES or sum(map(bool, split.operands)) > len(op.results)
+
+
+def _shifts(op: Op, span: Span | None) -> bool:
+    """Whether an op cuts off as many elements of a dimension as it adds."""
+    return op.name == "stablehlo.pad" and span is not None and any(op.ints(name)[span.dim] for name in PADDINGS)
 
 
 def _kind_of_partial(op: Op, rule: OpShardingRule, factor: int) -> str:

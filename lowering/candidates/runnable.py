@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.lowering.analysis.factors import are_apart, canonical, dividing_factors, factor_axes, joined_axes
 from sdy_jax.lowering.candidates.op_problem import Kind
-from sdy_jax.lowering.strategies.registry import Strategy, Taken
+from sdy_jax.lowering.strategies.registry import Strategy, Taken, summed_in
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
@@ -40,12 +40,14 @@ def _runs(strategy: Strategy, rule: OpShardingRule, shardings: Sequence[TensorSh
         return False
     count = len(rule.operand_mappings)
     carried = dict.fromkeys(axis for sharding in shardings[:count] for axis in sharding.unreduced_axes)
-    summed = [axis for f in sorted(strategy.partial) for axis in split.get(f, ())]
     if not are_apart([*carried, *(axis for axes in split.values() for axis in axes)]):
         return False
-    left = sort_and_merge([*carried, *summed], mesh) if carried or summed else ()
-    made = [sharding.unreduced_axes for sharding in shardings[count:]]
-    return all(axes == left for axes in made) and all(_follow(rule, strategy, split, shardings, mesh))
+    for index, sharding in enumerate(shardings[count:], start=count):
+        summed = [axis for f in summed_in(rule, strategy, index) for axis in split.get(f, ())]
+        left = sort_and_merge([*carried, *summed], mesh) if carried or summed else ()
+        if sharding.unreduced_axes != left:
+            return False
+    return all(_follow(rule, strategy, split, shardings, mesh))
 
 
 def _split(rule: OpShardingRule, shardings: Sequence[TensorSharding], mesh: Mesh) -> dict[int, Axes]:
@@ -66,9 +68,8 @@ def _follow(
     mesh: Mesh,
 ) -> Iterator[bool]:
     """Whether each tensor is split as the factors of its dimensions are; results are whole along what is combined."""
-    assignment = [split.get(factor, ()) for factor in range(len(rule.factor_sizes))]
-    made = [() if factor in strategy.partial else axes for factor, axes in enumerate(assignment)]
     for index, (sharding, mapping) in enumerate(zip(shardings, rule.mappings, strict=True)):
-        given = assignment if index < len(rule.operand_mappings) else made
+        whole = summed_in(rule, strategy, index)
+        assignment = [() if f in whole else split.get(f, ()) for f in range(len(rule.factor_sizes))]
         for axes, factors in zip(sharding.axes, mapping, strict=True):
-            yield canonical(axes, mesh) == (joined_axes(given, factors, mesh) if factors else ())
+            yield canonical(axes, mesh) == (joined_axes(assignment, factors, mesh) if factors else ())

@@ -24,7 +24,7 @@ from sdy_jax.lowering.reshard.bound import (
     slower_axes,
 )
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.lowering.strategies.registry import Strategy, summed_in
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -189,9 +189,8 @@ def views(problem: OpProblem, lists: NumberedLists, strategy: Strategy, partial:
     """A view of each tensor under a strategy; carried operands stay unreduced along the `partial` axes."""
     kind = problem.partial_kind if partial else strategy.reduction
     carried, count = problem.carried if partial else _NONE, len(problem.rule.operand_mappings)
+    summed = [frozenset(summed_in(problem.rule, strategy, i)) for i in range(len(problem.tensors))]
     return [
-        TensorView(problem, lists, i, _NONE, partial if i in carried else (), kind)
-        if i < count
-        else TensorView(problem, lists, i, strategy.partial, partial, kind)
+        TensorView(problem, lists, i, summed[i], partial if i >= count or i in carried else (), kind)
         for i in range(len(problem.tensors))
     ]

@@ -139,7 +139,7 @@ class ReplicationNotes:
         if reason is None:
             return []
         mapping = found.decision.rule.operand_mappings[found.index]
-        return list(dict.fromkeys(reason(found.op, mapping[dim]) for dim in found.dims))
+        return [each for each in dict.fromkeys(reason(found.op, mapping[dim]) for dim in found.dims) if each]
 
     def _move(self, found: _Operand) -> str:
         records = self.placement.ops.records_behind(found.op.mlir.operands[found.index])

@@ -18,7 +18,7 @@ from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, 
 from sdy_jax.lowering.candidates.op_work import work_in_shards
 from sdy_jax.lowering.model.axes_lists import AxesLists, Numbers
 from sdy_jax.lowering.model.layout_table import LayoutTable
-from sdy_jax.lowering.strategies.registry import Shards, Strategy
+from sdy_jax.lowering.strategies.registry import Shards, Strategy, summed_in
 from sdy_jax.representation.axes import overlaps, sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
 from sdy_jax.representation.rule import TensorMapping
@@ -126,10 +126,12 @@ class _OfStrategy:
 
     def __init__(self, problem: OpProblem, strategy: Strategy, carried: frozenset[int], lists: AxesLists):
         self._problem, self._strategy, self._lists = problem, strategy, lists
-        self._partial = tuple(sorted(strategy.partial))
         self._work_of: dict[Shards, tuple[float, float]] = {}
         count = len(problem.rule.operand_mappings)
-        views = [_View(m, index >= count, index in carried) for index, m in enumerate(problem.rule.mappings)]
+        views = [
+            _View(m, index >= count, index in carried, summed_in(problem.rule, strategy, index))
+            for index, m in enumerate(problem.rule.mappings)
+        ]
         self._views = list(dict.fromkeys(views))
         self._view_of = [self._views.index(view) for view in views]
 
@@ -174,15 +176,14 @@ class _OfStrategy:
         return self._work_of[shards]
 
     def _layouts(self, numbers: Numbers, carried: int) -> tuple[int, ...]:
-        left, whole = carried, numbers
-        if self._partial:
-            left = self._lists.merged((carried, *[numbers[factor] for factor in self._partial]))
-            whole = tuple([0 if factor in self._strategy.partial else n for factor, n in enumerate(numbers)])
-        found = [self._layout(view, whole if view.is_made else numbers, carried, left) for view in self._views]
+        found = [self._layout(view, numbers, carried) for view in self._views]
         return tuple([found[view] for view in self._view_of])
 
-    def _layout(self, view: _View, numbers: Numbers, carried: int, left: int) -> int:
-        unreduced = left if view.is_made else carried if view.is_carried else 0
+    def _layout(self, view: _View, numbers: Numbers, carried: int) -> int:
+        unreduced = carried if view.is_made or view.is_carried else 0
+        if view.summed:
+            unreduced = self._lists.merged((carried, *[numbers[factor] for factor in view.summed]))
+            numbers = tuple([0 if factor in view.summed else n for factor, n in enumerate(numbers)])
         kind = self._strategy.reduction if view.is_made and not carried else "sum"
         dimensions = [numbers[f[0]] if len(f) == 1 else self._joined(numbers, f) for f in view.mapping]
         return self._lists.layout(tuple(dimensions), unreduced, kind)
@@ -197,6 +198,7 @@ class _View(NamedTuple):
     mapping: TensorMapping
     is_made: bool
     is_carried: bool
+    summed: tuple[int, ...]
 
 
 class _Places:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sdy_jax.ir.custom_ops import TARGET
+from sdy_jax.ir.custom_ops import TARGET, reasons_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.blocked_linalg import blocked
 from sdy_jax.lowering.strategies.custom_partitioning import checked_results, custom_op_of
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
-from sdy_jax.lowering.strategies.registry import Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Shards, Strategy, pass_through_factors, strategies, whole_factors
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
@@ -71,9 +71,16 @@ def _shared(op: Op, rule: OpShardingRule, factors: frozenset[int]) -> Callable[[
 def _of_custom_op(op: Op, rule: OpShardingRule) -> list[Strategy]:
     own = custom_op_of(op)
     assert own.reduction is not None
-    dividing = rule.reduction if own.padding is None else frozenset[int]()
+    partial = rule.reduction | own.partial
+    dividing = partial if own.padding is None else own.partial
     splittable = pass_through_factors(rule) | rule.reduction
-    return [Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)]
+    return [Strategy("custom_op", splittable, partial, own.reduction, dividing=dividing, kept=own.partial)]
+
+
+@whole_factors(TARGET)
+def _why_whole(op: Op, factors: Sequence[int]) -> str:
+    reasons = dict(enumerate(reasons_of(op)))
+    return next(filter(None, (reasons.get(factor, "") for factor in factors)), "")
 
 
 @emitter("stablehlo.custom_call")

@@ -13,9 +13,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.op_rules.predicates import is_elementwise
+from sdy_jax.op_rules.slicing import PADDINGS
 
 _SLICE, _PAD, _BROADCAST = "stablehlo.slice", "stablehlo.pad", "stablehlo.broadcast_in_dim"
-_PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
 _DEPTH = 16
 """How many element-wise ops deep pads are looked for. Guessed, a guard: gradients of stencils are chains of additions,
 one per point."""
@@ -33,7 +33,7 @@ def slice_early(graph: Graph) -> Graph:
 def _cuts(op: Op) -> bool:
     """Whether an op takes some neighbouring elements of its operand: a slice, or a pad that only takes away."""
     if op.name == _PAD:
-        return not any(n > 0 for name in _PADDINGS for n in op.ints(name))
+        return not any(n > 0 for name in PADDINGS for n in op.ints(name))
     return op.name == _SLICE and all(stride == 1 for stride in op.ints("strides"))
 
 

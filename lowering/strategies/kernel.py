@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.mlir import ir
 
-from sdy_jax.ir.custom_ops import KERNEL, SHIFTED, WHOLE, Kernel, KernelBlocks, function_of
+from sdy_jax.ir.custom_ops import KERNEL, SHIFTED, Kernel, KernelBlocks, function_of, reasons_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies, whole_factors
@@ -38,7 +37,7 @@ def _shifted(op: Op) -> frozenset[int]:
 
 @whole_factors(KERNEL)
 def _why_whole(op: Op, factors: Sequence[int]) -> str:
-    reasons = [str(ir.StringAttr(reason).value) for reason in ir.ArrayAttr(op.attribute(WHOLE))]
+    reasons = reasons_of(op)
     found = (reasons[factor] for factor in factors)
     return next(filter(None, found), "a result that is read does not have this dimension")
 

@@ -100,13 +100,14 @@ class Strategy:
     """A strategy for running an op on shards.
 
     `splittable`: the factors that may be sharded. `partial`: those of them whose axes leave the results partial, to be
-    combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
-    by itself. `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for
-    all, none of them for ops that only move data. `operations`: what one device performs for the shards of an
-    assignment, where that is no such product. `traffic`: likewise, the bytes that it reads from its memory and writes
-    to it, where these are not its operands and results, each once. `dividing`: the factors that may be sharded in equal
-    shards only. `ask`: what the op says to layouts along these factors, where it has a say of its own: it takes them,
-    asks for others, or refuses them; then `inside` is empty.
+    combined by `reduction` ("sum", "max", ...); a result is whole along them. `kept`: those of `partial` that split
+    results that have them instead, and leave the others partial. `inside`: what the emitter communicates by itself.
+    `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for all, none of
+    them for ops that only move data. `operations`: what one device performs for the shards of an assignment, where that
+    is no such product. `traffic`: likewise, the bytes that it reads from its memory and writes to it, where these are
+    not its operands and results, each once. `dividing`: the factors that may be sharded in equal shards only. `ask`:
+    what the op says to layouts along these factors, where it has a say of its own: it takes them, asks for others, or
+    refuses them; then `inside` is empty.
 
     `rule`: the rule of whose factors all this speaks, where it is not the op's: dimensions that several factors make up
     for propagation may be one to a strategy that communicates along it.
@@ -123,6 +124,7 @@ class Strategy:
     dividing: frozenset[int] = frozenset()
     ask: AskFunction | None = None
     rule: OpShardingRule | None = None
+    kept: frozenset[int] = frozenset()
 
     @property
     def may_send(self) -> bool:
@@ -219,7 +221,8 @@ class Whole(NamedTuple):
 WHOLE: dict[str, Whole] = {}
 
 WholeFunction = Callable[[Op, Sequence[int]], str]
-"""`whole(op, factors)` says why a dimension that is made of these factors of an op's rule is whole."""
+"""`whole(op, factors)` says why a dimension that is made of these factors of an op's rule is whole; empty where the op
+cannot tell."""
 
 WHOLE_FACTORS: dict[str, WholeFunction] = {}
 
@@ -316,6 +319,13 @@ def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:
     return frozenset(range(len(rule.factor_sizes))) - rule.reduction - rule.need_replication - rule.permutation
 
 
+def summed_in(rule: OpShardingRule, strategy: Strategy, tensor: int) -> tuple[int, ...]:
+    """The factors whose axes a strategy leaves unreduced in a tensor, of operands, then results, of its op."""
+    if not strategy.partial or tensor < len(rule.operand_mappings):
+        return ()
+    return tuple(sorted(strategy.partial - (strategy.kept & rule.factors_of[tensor])))
+
+
 def is_forwarding(op: Op) -> bool:
     """Whether the op's only effect is the sharding of its result."""
     return op.name in FORWARDING
@@ -347,7 +357,9 @@ def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
     if not whole:
         return ways
     own_factors = (w for w in ways if w.rule is None)
-    return tuple(replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in own_factors)
+    return tuple(
+        replace(w, splittable=w.splittable - whole, partial=w.partial - whole, kept=w.kept - whole) for w in own_factors
+    )
 
 
 def _with_work(strategy: Strategy, work: StatedWork, rule: OpShardingRule) -> Strategy:

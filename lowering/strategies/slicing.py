@@ -31,6 +31,7 @@ from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, res
 from sdy_jax.lowering.strips.strip_plan import StripPlan
 from sdy_jax.lowering.strips.wants import Slice, reverse_plan, slice_plan
 from sdy_jax.lowering.strips.window_reads import Reads, Window, window_reads
+from sdy_jax.op_rules.slicing import PADDINGS
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
@@ -146,17 +147,15 @@ def _slice(local: LocalOp, operand: jax.Array) -> jax.Array:
 
 # --- pads ---
 
-_PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
-
 
 def _padded_dims(op: Op) -> list[int]:
     """A pad by (1, -1) keeps the size and still shifts."""
-    paddings = [op.ints(name) for name in _PADDINGS]
+    paddings = [op.ints(name) for name in PADDINGS]
     return [d for d in range(op.operands[0].rank or 0) if any(p[d] for p in paddings)]
 
 
 def _padding(op: Op, dim: int) -> tuple[int, int, int]:
-    low, high, interior = (op.ints(name)[dim] for name in _PADDINGS)
+    low, high, interior = (op.ints(name)[dim] for name in PADDINGS)
     return low, high, interior
 
 

@@ -6,9 +6,9 @@ In a module it is a custom call that names the function, which stays in this pro
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 from jax.extend.core import jaxpr_as_fun
@@ -20,7 +20,8 @@ from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.sharding_rules import Mapped, jvp_of, parsed_rule, with_factor
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.custom_ops import TARGET, CustomOp, call_function
+from sdy_jax.ir.custom_ops import TARGET, WHOLE, CustomOp, call_function
+from sdy_jax.ir.stated_work import StatedWork
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import REDUCTION_KINDS
@@ -28,6 +29,20 @@ from sdy_jax.representation.verify import verify_rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class FoundRule(NamedTuple):
+    """The rule of a function, with what is known of that by it: the op that it is, why factors are whole, and what it
+    performs, where that is known."""
+
+    rule: OpShardingRule
+    op: CustomOp
+    whole: Mapping[int, str]
+    work: StatedWork | None
+
+
+RuleSource = Callable[[CustomOp], FoundRule]
+"""What finds the rule of a function once that is lowered in a partition."""
 
 
 @api_boundary
@@ -85,16 +100,27 @@ def custom_op(
     @functools.wraps(fun)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         flat, leaves = regions.flattened(fun, args, kwargs)
-        traced = regions.trace(flat, leaves)
-        if any(isinstance(x, jax.core.Tracer) for x in traced.captured):
-            raise SdyError(f"custom_op: `{title}` closes over a traced array; to fix: make it an argument")
-        region = jax.make_jaxpr(lambda *xs: jaxpr_as_fun(traced.region)(*traced.captured, *xs))(*leaves)
         op = CustomOp(title, regions.with_own_widths(lambda *xs: jax.tree.leaves(flat(*xs))), reduction, padding)
-        outs = custom_op_p.bind(*leaves, region=region, rule=own, op=op, mapped=())
-        result: R = jax.tree.unflatten(traced.out_tree, outs)
+        result: R = as_one_op(flat, leaves, op, own, "custom_op")
         return result
 
     return call
+
+
+def as_one_op(
+    flat: Callable[..., Any], leaves: Sequence[Any], op: CustomOp, rule: OpShardingRule | RuleSource, function: str
+) -> Any:
+    """The result of a function of arrays, which is one op in a partition. `function`: which of ours makes it one.
+
+    Raises:
+        SdyError: it closes over traced arrays.
+    """
+    traced = regions.trace(flat, leaves)
+    if any(isinstance(x, jax.core.Tracer) for x in traced.captured):
+        raise SdyError(f"{function}: `{op.title}` closes over a traced array; to fix: make it an argument")
+    region = jax.make_jaxpr(lambda *xs: jaxpr_as_fun(traced.region)(*traced.captured, *xs))(*leaves)
+    outs = custom_op_p.bind(*leaves, region=region, rule=rule, op=op, mapped=())
+    return jax.tree.unflatten(traced.out_tree, outs)
 
 
 def _batched(
@@ -117,15 +143,29 @@ def _emit(
     ctx: mlir.LoweringRuleContext,
     *xs: ir.Value,
     region: Region,
-    rule: OpShardingRule,
+    rule: OpShardingRule | RuleSource,
     op: CustomOp,
     mapped: tuple[Mapped, ...],
 ) -> list[ir.Value]:
-    run = op.run
+    whole: Mapping[int, str] = {}
+    work: StatedWork | None = None
+    if not isinstance(rule, OpShardingRule):
+        rule, op, whole, work = rule(op)
     for level in mapped:
-        run = jax.vmap(run, in_axes=level.arguments, out_axes=level.results)
-        rule = with_factor(rule, level, level.arguments)
+        rule, op = with_factor(rule, level, level.arguments), _mapped(op, level)
+        work = work and replace(work, flops=work.flops * level.size, bytes=work.bytes * level.size)
     operands, results = ([aval.shape for aval in avals] for avals in (region.in_avals, region.out_avals))
     verify_rule(rule, operands, results, f"custom_op of `{op.title}`")
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in region.out_avals]
-    return call_function(TARGET, replace(op, run=run), types, xs, rule, has_effect=bool(region.effects))
+    reasons = [ir.StringAttr.get(whole.get(factor, "")) for factor in range(len(rule.factor_sizes))]
+    stated = {WHOLE: ir.ArrayAttr.get(reasons)} if whole else None
+    return call_function(TARGET, op, types, xs, rule, bool(region.effects), work, stated)
+
+
+def _mapped(op: CustomOp, level: Mapped) -> CustomOp:
+    run, reference = (
+        jax.vmap(fun, in_axes=level.arguments, out_axes=level.results) if fun is not None else None
+        for fun in (op.run, op.reference)
+    )
+    assert run is not None
+    return replace(op, run=run, reference=reference)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Primitive, jaxpr_as_fun, unmapped_aval
 from jax.extend.core.primitives import jit_p
+from jax.extend.source_info_util import current_name_stack, user_context
 from jax.interpreters import ad, batching, mlir
 from jax.tree_util import PyTreeDef
 
@@ -119,9 +120,7 @@ def evaluated(
         return x.val if isinstance(x, Literal) else values[x]
 
     for eqn in _live(body.eqns, results):
-        operands = [read(x) for x in eqn.invars]
-        outs = compute(eqn, operands)
-        outs = _computed(eqn, operands, compute) if outs is None else outs
+        outs = _computed(eqn, [read(x) for x in eqn.invars], compute)
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(x) for x in results]
 
@@ -138,12 +137,16 @@ def _live(eqns: Sequence[Any], results: Iterable[Any]) -> list[Any]:
 
 
 def _computed(eqn: Any, operands: Sequence[Any], compute: Compute) -> Sequence[Any]:
-    if eqn.primitive is jit_p:
-        inner = eqn.params["jaxpr"]
-        return evaluated(inner, operands, range(len(inner.out_avals)), compute)
-    with eqn.ctx.manager:
-        outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return outs if eqn.primitive.multiple_results else [outs]
+    names = current_name_stack() + eqn.source_info.name_stack
+    with user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        found = compute(eqn, operands)
+        if found is None and eqn.primitive is not jit_p:
+            outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+            found = outs if eqn.primitive.multiple_results else [outs]
+    if found is not None:
+        return found
+    inner = eqn.params["jaxpr"]
+    return evaluated(inner, operands, range(len(inner.out_avals)), compute)
 
 
 def batched(region: Region, axis_data: Any, dims: Sequence[int | None], out_dim: Any = 0) -> Region:

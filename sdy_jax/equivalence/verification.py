@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sdy_jax.equivalence.job import Fault, Outcome
+from sdy_jax.equivalence.kernels import VerifiedKernel
 from sdy_jax.errors import VerificationError
 from sdy_jax.files.whole import explained, write_whole
 from sdy_jax.jax_internals.tracebacks import api_boundary
@@ -60,6 +61,7 @@ class Verification:
         name: the function's.
         cases: in the order in which they ran.
         notes: what was left out, and why.
+        kernels: the custom ops of the program, on blocks by all factors of their rules.
 
     Example:
         found = sdy.verify(step, state, batch)
@@ -73,11 +75,13 @@ class Verification:
     name: str
     cases: tuple[VerifiedCase, ...]
     notes: tuple[str, ...] = ()
+    kernels: tuple[VerifiedKernel, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every case is the same or refused, and one at least has run."""
-        return all(case.ok for case in self.cases) and any(case.outcome.status in _RIGHT for case in self.cases)
+        """Whether every case is the same or refused, and one at least has run, and no kernel is wrong."""
+        has_run = any(case.outcome.status in _RIGHT for case in self.cases)
+        return has_run and all(case.ok for case in self.cases) and all(kernel.ok for kernel in self.kernels)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -114,16 +118,17 @@ class Verification:
 
     def to_json(self) -> str:
         """All of it as JSON."""
-        return json.dumps(
-            {"name": self.name, "ok": self.ok, "cases": list(map(_plain, self.cases)), "notes": self.notes}
-        )
+        kernels = [asdict(kernel) | {"ok": kernel.ok} for kernel in self.kernels]
+        plain = {"cases": list(map(_plain, self.cases)), "notes": self.notes, "kernels": kernels}
+        return json.dumps({"name": self.name, "ok": self.ok} | plain)
 
     @property
     def headline(self) -> str:
         """The first line."""
-        wrong = sum(not case.ok for case in self.cases)
+        wrong = sum(not case.ok for case in self.cases) + sum(not kernel.ok for kernel in self.kernels)
         refused = sum(case.outcome.status == "refused" for case in self.cases)
         count = f"{len(self.cases)} case{'s' if len(self.cases) != 1 else ''}"
+        count += f" and {len(self.kernels)} kernel{'s' if len(self.kernels) != 1 else ''}" if self.kernels else ""
         said = [f"{wrong} wrong"] if wrong else []
         said += [f"{refused} refused"] if refused else []
         return f"verify of {self.name}: {count}, {', '.join(said) or 'all the same as the plain function'}"
@@ -132,7 +137,8 @@ class Verification:
         header = ("mesh", "", "costs", "program", "largest error", "allowed", "")
         table = aligned([header, *(case.row for case in self.cases)]) if self.cases else []
         faults = [line for fault in self.faults for line in ("", *str(fault).splitlines())]
-        return "\n".join([self.headline, "", *table, *(f"note: {note}" for note in self.notes), *faults])
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([self.headline, "", *table, *map(str, self.kernels), *notes, *faults])
 
     def __repr__(self) -> str:
         return f"<{self.headline}>"

@@ -17,12 +17,14 @@ from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.calls.traced_programs import name_of, options_of
 from sdy_jax.equivalence.in_process import run_here
 from sdy_jax.equivalence.job import Job, Outcome, Trial
+from sdy_jax.equivalence.kernels import verified_kernels
 from sdy_jax.equivalence.meshes import resized, scaled_down, uneven
 from sdy_jax.equivalence.process import run_in_child
 from sdy_jax.equivalence.smaller import smaller_arguments
 from sdy_jax.equivalence.subject import Subjects, is_bound_here, subjects_of
 from sdy_jax.equivalence.verification import Verification, VerifiedCase
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.graph import Graph
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.targets.registry import machines, usual_machines
@@ -109,7 +111,9 @@ def verify(
         # What is written down for another process cannot call functions of this one.
         job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=not is_here)
         found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
-    return Verification(name_of(function), tuple(_cases(job, found)), (*notes, *smaller.notes, *subjects.notes))
+        kernels = verified_kernels(Graph(subjects.program.module), seed, rtol, atol) if is_here else []
+    notes = [*notes, *smaller.notes, *subjects.notes]
+    return Verification(name_of(function), tuple(_cases(job, found)), tuple(notes), tuple(kernels))
 
 
 def _partitioned(

@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.operations import named
+from sdy_jax.ir.operations import AnyOp, named
 from sdy_jax.ir.stated_work import StatedWork
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.named import AnyMesh
@@ -49,7 +49,7 @@ SHIFTED = "sdy_jax.shifted"
 """The attribute of a kernel that lists the factors of which it has to know the first index on a device."""
 
 WHOLE = "sdy_jax.whole"
-"""That which says per factor of its rule why it is whole; empty for those that may be split."""
+"""That which says per factor of a rule why it is whole; empty for those that may be split, or where nobody knows."""
 
 RAGGED = "ragged_all_to_all"
 """That of jax's exchange of rows among devices, of which each says when it runs how many it sends to which."""
@@ -79,6 +79,9 @@ class CustomOp:
     hold behind the end of a dimension that does not divide; None: they are split evenly or not at all. `placed`: what
     gives `run` for the specs of operands and results, where it depends on them; for a mesh like `mesh`. `answers`: what
     those who asked remember of it.
+
+    `partial`: pass-through factors of its rule along which results that do not have them are terms, to be combined by
+    `reduction`, too. `reference`: what computes the same of whole arrays, in plain ops.
     """
 
     title: str
@@ -88,6 +91,8 @@ class CustomOp:
     placed: Callable[[AnyMesh, Specs, Specs], Placed] | None = None
     mesh: AnyMesh | None = None
     answers: dict[Any, Any] = field(default_factory=dict)
+    partial: frozenset[int] = frozenset()
+    reference: Callable[..., Sequence[Any]] | None = None
 
 
 class KernelBlocks(NamedTuple):
@@ -246,6 +251,12 @@ def target_of(call: ir.Operation) -> str:
     """The target of a call."""
     target: str = ir.StringAttr(call.attributes["call_target_name"]).value
     return target
+
+
+def reasons_of(call: AnyOp) -> tuple[str, ...]:
+    """Why factors of a call's own rule are whole, as its attribute says; nothing of calls that have none."""
+    stated = call.attributes.get(WHOLE)
+    return () if stated is None else tuple(ir.StringAttr(reason).value for reason in ir.ArrayAttr(stated))
 
 
 def set_keys(module: ir.Operation, keys: Mapping[str, str]) -> None:

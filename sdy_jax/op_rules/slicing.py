@@ -23,7 +23,8 @@ PIECES = "sdy_jax.pieces"
 ROLL = "sdy_jax.roll"
 """The target of custom calls that rotate a dimension by a scalar operand; `lowering/strategies/rolling.py`."""
 
-_PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
+PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
+"""The attributes of a pad, each with a number per dimension."""
 
 CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
 
@@ -44,7 +45,7 @@ def slice_or_pad(op: Op, conservative: bool) -> OpShardingRule:
 def pad(op: Op, conservative: bool) -> OpShardingRule:
     """The same, but elements move also where as many are cut off as are added."""
     builder, result = RuleBuilder.of(op), result_shape(op)
-    paddings = zip(*map(op.ints, _PADDINGS), strict=True)
+    paddings = zip(*map(op.ints, PADDINGS), strict=True)
     for dim, (size, padding) in enumerate(zip(shape_of(op), paddings, strict=True)):
         kind = PERMUTATION if any(padding) else PASS_THROUGH
         builder.add_all(dim, size, kind, blocked=conservative and size != result[dim])

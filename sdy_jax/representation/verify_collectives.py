@@ -32,7 +32,7 @@ STRICT_RULES: Mapping[str, str] = MappingProxyType({
     "V6": "what terms flow into, or is computed of them, is unreduced along the same axes and by the same reduction",
     "V7": "a result is unreduced along the axes along which its op combines, by the op's reduction, and no others",
     "V8": "terms pass through ops that are linear in them: all operands that are added up are terms, others whole",
-    "V9": "all results of an op are unreduced alike",
+    "V9": "all results of an op are unreduced alike, but along factors that they have",
     "V10": "terms are combined by the reduction that they are terms of",
 })  # fmt: skip
 """What our own partitioned modules keep beyond the dialect's rules. A broken one is a mistake of the partitioner."""

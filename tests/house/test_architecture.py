@@ -83,6 +83,10 @@ ROOMS = {
     ),
     "lowering": "",
     "passes": "errors files jax_internals representation ir runtime annotate op_rules propagation text",
+    "counterparts": (
+        "errors jax_internals representation ir kernels annotate op_rules lowering.strategies lowering.analysis "
+        "lowering.blocking passes"
+    ),
     "partitioning": (
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
         "lowering.reshard lowering.emission lowering.strategies lowering.interface lowering.insert passes"
@@ -147,7 +151,7 @@ ROOMS = {
     "pipelines": "errors jax_internals representation annotate pipelines.schedules",
     "equivalence": (
         "errors files jax_internals representation ir runtime annotate op_rules lowering.targets lowering.costs "
-        "lowering.emission passes plan.page plan loading calls"
+        "lowering.emission lowering.strategies lowering.analysis passes counterparts plan.page plan loading calls"
     ),
     "pytest_plugin": "",
     "testing": "errors jax_internals lowering.costs plan.record plan calls equivalence pytest_plugin",
@@ -162,8 +166,8 @@ ROOMS = {
     "__main__": "commands",
     "dialect": "representation annotate",
     "__init__": (
-        "version errors representation annotate lowering.costs passes plan.record plan.html plan shard loading "
-        "contracts calls spec_trees pipelines.schedules pipelines equivalence testing registration dialect"
+        "version errors representation annotate lowering.costs passes counterparts plan.record plan.html plan shard "
+        "loading contracts calls spec_trees pipelines.schedules pipelines equivalence testing registration dialect"
     ),
 }
 

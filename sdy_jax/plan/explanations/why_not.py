@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sdy_jax.errors import ParseError, SdyError
+from sdy_jax.ir.custom_ops import reasons_of
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.op_rules.dataflow import is_data_flow
@@ -17,6 +18,7 @@ from sdy_jax.plan.explanations.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.propagation.blockers import Blockage
 from sdy_jax.propagation.history import axis_at, has_axis
 from sdy_jax.propagation.value_ids import NO_VALUE
+from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.axes import contains
 from sdy_jax.representation.axis_text import parse_axis
 from sdy_jax.representation.mesh import AxisRef
@@ -200,8 +202,18 @@ class Obstacles:
         text += "".join(f"; it is split along '{axis_name(axis)}' on dim {d}" for d in used)
         sharding = self._engine.given(value_id)
         closed = sharding is not None and sharding.is_fully_closed
-        notes = (f"its dimensions are closed by {n.text}" for n in self._annotations.of(value_id)[-1:] if closed)
-        return Obstacle("NO_SOURCE", text, tuple(notes))
+        notes = [f"its dimensions are closed by {n.text}" for n in self._annotations.of(value_id)[-1:] if closed]
+        return Obstacle("NO_SOURCE", text, (*notes, *self._whole_in_kernels(value_id, dims)))
+
+    def _whole_in_kernels(self, value_id: int, dims: Sequence[int]) -> Iterator[str]:
+        """Which kernels take dimensions of a value whole, and why, where they say so."""
+        value = self._engine.value_ids.values[value_id]
+        for op, index in value.uses if isinstance(value, Value) else ():
+            reasons = reasons_of(op)
+            mapping = rule_from_attribute(op.attributes["sdy.sharding_rule"]).operand_mappings[index] if reasons else ()
+            for dim in dims if mapping else ():
+                for reason in filter(None, map(reasons.__getitem__, mapping[dim])):
+                    yield f"`{op.title}` at {self._naming.site(op).line} takes dim {dim} of it whole, as {reason}"
 
     def _with_annotation(self, obstacle: Obstacle, value_id: int, axis: AxisRef, dims: Sequence[int]) -> Obstacle:
         """With the layout to state where nothing is in the way but that nobody did: the one that the value has, and the

@@ -1,0 +1,213 @@
+"""Calls of a kernel with a reference: the custom ops that stand for its passes, and where their rules come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from sdy_jax.annotate.custom_ops import FoundRule, as_one_op
+from sdy_jax.annotate.equations import all_equations
+from sdy_jax.annotate.regions import with_own_widths
+from sdy_jax.annotate.user_function import function_name
+from sdy_jax.counterparts.agreement import check_results
+from sdy_jax.counterparts.backward import Flat, backward_of, smooth
+from sdy_jax.counterparts.derived_rule import DerivedRule, derived_rule, whole_rule
+from sdy_jax.counterparts.factors import Types
+from sdy_jax.counterparts.proof import said
+from sdy_jax.counterparts.reference import side_by_side
+from sdy_jax.ir.custom_ops import CustomOp
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A pass of a kernel over arrays, and of its reference.
+
+    Attributes:
+        title: what messages call it.
+        kernel, reference: functions of the same arrays, which return lists.
+        arguments: their types.
+        problem: what is wrong with the reference on these, so that the kernel is whole; empty if nothing is.
+    """
+
+    title: str
+    kernel: Flat
+    reference: Flat
+    arguments: Types
+    problem: Callable[[], str]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """The results of the kernel, as one op in a partition."""
+        op = CustomOp(self.title, self.kernel, reference=self.reference)
+        found: list[Any] = as_one_op(self.kernel, arrays, op, self._with_rule, "partition_like")
+        return found
+
+    def _with_rule(self, op: CustomOp) -> FoundRule:
+        found = self.derived
+        own = replace(op, reduction=found.reduction, partial=found.partial)
+        return FoundRule(found.rule, own, found.whole, found.work)
+
+    @cached_property
+    def derived(self) -> DerivedRule:
+        """Its rule.
+
+        Raises:
+            ShardingError: the reference is none of the kernel.
+        """
+        problem, results = self.problem(), jax.eval_shape(self.kernel, *self.arguments)
+        if problem:
+            return whole_rule(self.arguments, results, problem)
+        return derived_rule(self.kernel, self.reference, self.arguments, results)
+
+
+class Passes:
+    """The passes of a kernel on arrays of some types, and the kernel as a function that has derivatives.
+
+    Args:
+        kernel, reference: functions of arrays, which return the same trees.
+        titles: what they are called.
+        types: those of the arrays.
+
+    Attributes:
+        has_own_derivative: whether the kernel calls a `jax.custom_vjp`.
+    """
+
+    def __init__(
+        self, kernel: Callable[..., Any], reference: Callable[..., Any], titles: tuple[str, str], types: Types
+    ):
+        self._titles, self._types, self._plain = titles, types, reference
+        jaxpr, self._made = jax.make_jaxpr(kernel, return_shape=True)(*types)
+        self.has_own_derivative = any(e.primitive.name.startswith("custom_vjp_call") for e in all_equations(jaxpr))
+        self._kernel, self._reference = map(_listing, (kernel, reference))
+        self._arguments, self._results = smooth(types), smooth(jax.tree.leaves(self._made))
+
+    @property
+    def out_tree(self) -> PyTreeDef:
+        """The tree that the kernel returns."""
+        return jax.tree.structure(self._made)
+
+    @cached_property
+    def forward(self) -> Pass:
+        """From the arrays to the leaves of the result."""
+        return Pass(self._titles[0], self._kernel, self._reference, self._types, self._checked)
+
+    @cached_property
+    def backward(self) -> Pass:
+        """From the arrays, and the cotangents of results that have some, to those of the arrays."""
+        kernel, reference = (
+            backward_of(fun, self._arguments, self._results) for fun in (self._kernel, side_by_side(self._reference))
+        )
+        made = jax.tree.leaves(self._made)
+        types = [*self._types, *(jax.ShapeDtypeStruct(made[i].shape, made[i].dtype) for i in self._results)]
+
+        def problem() -> str:
+            self._checked()
+            try:
+                jax.eval_shape(reference, *types)
+            except Exception as error:  # whatever jax says of what has no derivative
+                return f"the reference has no derivative: {said(error)}"
+            return ""
+
+        return Pass(f"vjp({self._titles[0]})", kernel, reference, types, problem)
+
+    def _checked(self) -> str:
+        check_results(self._titles[0], self._made, self._titles[1], self._plain, self._types)
+        return ""
+
+    @cached_property
+    def by_kernel(self) -> Callable[..., list[Any]]:
+        """The forward pass, with the backward pass as derivative."""
+        run = jax.custom_vjp(lambda *arrays: self.forward(*arrays))
+
+        def pull(arrays: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            found: list[Any] = [None] * len(arrays)
+            if self._arguments and self._results:
+                moved = self.backward(*arrays, *(cotangents[i] for i in self._results))
+                for i, cotangent in zip(self._arguments, moved, strict=True):
+                    found[i] = cotangent
+            return tuple(found)
+
+        run.defvjp(lambda *arrays: (self.forward(*arrays), arrays), pull)
+        return run
+
+    @cached_property
+    def by_reference(self) -> Callable[..., list[Any]]:
+        """The forward pass, with the derivative of the reference."""
+        run = jax.custom_jvp(lambda *arrays: self.forward(*arrays))
+
+        @run.defjvp
+        def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            outs = run(*primals)
+            _, moved = jax.jvp(self._reference, tuple(primals), tuple(tangents))
+            return outs, [_as_tangent_of(out, x) for out, x in zip(outs, moved, strict=True)]
+
+        return run
+
+
+def _listing(fun: Callable[..., Any]) -> Flat:
+    return with_own_widths(lambda *arrays: jax.tree.leaves(fun(*arrays)))
+
+
+def _as_tangent_of(out: Any, tangent: Any) -> Any:
+    return tangent if tangent.dtype == jax.dtypes.float0 else tangent.astype(out.dtype)
+
+
+class KernelCalls:
+    """The calls of one kernel.
+
+    Args:
+        kernel, reference: functions of the same trees.
+        derivative: whose derivative calls have, "kernel" or "reference"; None: the kernel's if it has one of its own.
+    """
+
+    def __init__(self, kernel: Callable[..., Any], reference: Callable[..., Any], derivative: str | None):
+        self._functions, self._derivative = (kernel, reference), derivative
+        self._titles = function_name(kernel), function_name(reference)
+        self._known: dict[Hashable, Passes] = {}
+        """By all that is no array in a call, and the types of its arrays."""
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [x for x in leaves if _is_array(x)]
+        if not arrays:
+            return self._functions[0](*args, **kwargs)
+        passes = self._passes([None if _is_array(x) else x for x in leaves], tree, arrays)
+        by_kernel = passes.has_own_derivative if self._derivative is None else self._derivative == "kernel"
+        outs = passes.by_kernel(*arrays) if by_kernel else passes.by_reference(*arrays)
+        return jax.tree.unflatten(passes.out_tree, outs)
+
+    def _passes(self, static: Sequence[Any], tree: PyTreeDef, arrays: Sequence[Any]) -> Passes:
+        types = tuple(jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in arrays)
+        key = tree, tuple((type(x), x) for x in static), types, jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        try:
+            known = self._known.get(key)
+        except TypeError:  # something in it has no hash
+            return self._made(static, tree, types)
+        if known is None:
+            known = self._known[key] = self._made(static, tree, types)
+        return known
+
+    def _made(self, static: Sequence[Any], tree: PyTreeDef, types: Types) -> Passes:
+        kernel, reference = (_of_arrays(fun, static, tree) for fun in self._functions)
+        return Passes(kernel, reference, self._titles, types)
+
+
+def _of_arrays(fun: Callable[..., Any], static: Sequence[Any], tree: PyTreeDef) -> Callable[..., Any]:
+    """A function of the arrays among some leaves, of which the others, `static`, are known; None stands for arrays."""
+
+    def run(*arrays: Any) -> Any:
+        given = iter(arrays)
+        args, kwargs = jax.tree.unflatten(tree, [next(given) if x is None else x for x in static])
+        return fun(*args, **kwargs)
+
+    return run
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
