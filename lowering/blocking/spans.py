@@ -65,11 +65,11 @@ def split_along(
     of ops that do."""
     if is_forwarding(op) and not is_user_collective(op) and len(op.operands) == len(op.results) == 1:
         return Split((span,), (span,))  # it says how a value lies
-    found = _within_factor(rule, tensor, span) if rule is not None and op.name in known else None
+    found = within_factor(rule, tensor, span) if rule is not None and op.name in known else None
     if found is None or rule is None:
         return None
     factor, within = found
-    spans = [_placed(rule, mapping, factor, within) for mapping in rule.mappings]
+    spans = [placed(rule, mapping, factor, within) for mapping in rule.mappings]
     count = len(op.operands)
     split = Split(tuple(spans[:count]), tuple(spans[count:]))
     if factor in pass_through_factors(rule):
@@ -78,7 +78,7 @@ def split_along(
     return split._replace(kind=kind) if kind and not any(split.results) else None
 
 
-def _within_factor(rule: OpShardingRule, tensor: int, span: Span) -> tuple[int, Span] | None:
+def within_factor(rule: OpShardingRule, tensor: int, span: Span) -> tuple[int, Span] | None:
     """The factor that a span lies in, and where it lies there."""
     factors, outer = rule.mappings[tensor][span.dim], 1
     for number, factor in enumerate(factors):
@@ -92,7 +92,7 @@ def _within_factor(rule: OpShardingRule, tensor: int, span: Span) -> tuple[int, 
     return None
 
 
-def _placed(rule: OpShardingRule, mapping: tuple[tuple[int, ...], ...], factor: int, within: Span) -> Span | None:
+def placed(rule: OpShardingRule, mapping: tuple[tuple[int, ...], ...], factor: int, within: Span) -> Span | None:
     """Where a part of a factor lies in a tensor."""
     sizes = rule.factor_sizes
     for dim, factors in enumerate(mapping):

@@ -23,9 +23,9 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import TERMINATORS
-from sdy_jax.lowering.blocking.spans import Span, split_along
+from sdy_jax.lowering.blocking.spans import Span, Split, placed, split_along, within_factor
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.monoids import is_identity
+from sdy_jax.lowering.strategies.monoids import is_identity, reduction_kind
 from sdy_jax.lowering.strategies.registry import PART_BY_PART, strategies_of
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.dataflow import DataFlowEdge, edges_of, is_data_flow
@@ -206,7 +206,7 @@ class FactorFlow:
     def _along(self, op: Op, tensor: int, span: Span) -> None:
         """An op that runs along the factor: all its tensors have it where its rule says so."""
         rule = self._rules.rule_of(op)
-        split = split_along(op, rule, tensor, span, _SAME_ON_BLOCKS)
+        split = split_along(op, rule, tensor, span, _SAME_ON_BLOCKS) or _added(op, rule, tensor, span)
         if split is None or not _keeps_to_blocks(op, rule, tensor, span):
             raise _Refused(op, _ALL, _parts(rule, tensor, span))
         if not any(split.operands) and op.name not in _REPEATING:
@@ -306,6 +306,18 @@ def _keeps_to_blocks(op: Op, rule: OpShardingRule | None, tensor: int, span: Spa
         for strategy in strategies_of(op, rule)
         if strategy.rule is None
     )
+
+
+def _added(op: Op, rule: OpShardingRule | None, tensor: int, span: Span) -> Split | None:
+    """How an op scatters blocks of updates into zeros, or what else adds nothing: results are terms."""
+    found = within_factor(rule, tensor, span) if rule is not None and op.name == "stablehlo.scatter" else None
+    if rule is None or found is None or found[0] not in rule.reduction:
+        return None
+    kind, count = reduction_kind(op.blocks[0]), len(op.results)
+    if kind is None or not all(is_identity(value, kind) for value in op.operands[:count]):
+        return None
+    operands = tuple(placed(rule, mapping, *found) for mapping in rule.operand_mappings)
+    return Split(operands, (None,) * count, kind)
 
 
 def _parts(rule: OpShardingRule | None, tensor: int, span: Span) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import jax
@@ -22,17 +22,23 @@ Reasons = dict[tuple[int, Span], str]
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A factor of some arguments and results of a program: where it flows to, in spans of `size`."""
+    """A factor of some arguments and results of a program: where it flows to, in spans of `size`; and where it is in
+    arguments that only lend their shapes, as those of a sum do to its backward pass."""
 
     flow: FactorFlow
     program: ReferenceProgram
     size: int
+    lent: Mapping[Value, Span] = field(default_factory=dict)
+
+    def span_of(self, value: Value) -> Span | None:
+        """Where it is in a value, if it is."""
+        state = self.flow.states.get(value)
+        return state if isinstance(state, Span) else self.lent.get(value)
 
     @cached_property
     def arguments(self) -> tuple[Span | None, ...]:
         """Where it is in each argument."""
-        states = map(self.flow.states.get, self.program.arguments)
-        return tuple(state if isinstance(state, Span) else None for state in states)
+        return tuple(map(self.span_of, self.program.arguments))
 
     @cached_property
     def results(self) -> tuple[Span | Partial | None, ...]:
@@ -57,9 +63,9 @@ def block_shape(value: Value, parts: Parts) -> tuple[int, ...]:
     """The shape of a block of a value."""
     shape = list(value.shape or ())
     for factor, count in parts.items():
-        state = factor.flow.states.get(value)
-        if isinstance(state, Span):
-            shape[state.dim] //= count
+        span = factor.span_of(value)
+        if span is not None:
+            shape[span.dim] //= count
     return tuple(shape)
 
 
@@ -84,6 +90,9 @@ def factors_of(program: ReferenceProgram, types: Types, reasons: Reasons) -> lis
     while waiting:
         index, span = waiting.pop(0)
         value = program.arguments[index]
+        if not value.uses:
+            reasons[index, span] = _UNUSED
+            continue
         if any(factor.arguments[index] == span for factor in found):
             continue
         flow = FactorFlow(rules, value, span, fixed)
@@ -94,6 +103,9 @@ def factors_of(program: ReferenceProgram, types: Types, reasons: Reasons) -> lis
         else:
             reasons[index, span] = str(flow.refusal)
     return [factor for factor in _of_one_kind(found, reasons) if _is_apart(factor, found, reasons)]
+
+
+_UNUSED = "no result depends on it"
 
 
 def _whole_dimensions(value: Value, rank: int) -> Iterator[Span]:
@@ -122,7 +134,7 @@ def _of_one_kind(factors: Sequence[Factor], reasons: Reasons) -> list[Factor]:
     reduction, found = reduction_of(factors), list[Factor]()
     for factor in factors:
         if not any(factor.results):
-            factor.refuse("no result depends on it", reasons)
+            factor.refuse(_UNUSED, reasons)
         elif factor.kinds - {reduction}:
             factor.refuse(f"results combine by {min(factor.kinds)} along it, by {reduction} along others", reasons)
         elif factor.kinds and not all(factor.results):
@@ -137,12 +149,13 @@ def _is_apart(factor: Factor, factors: Sequence[Factor], reasons: Reasons) -> bo
     before = factors[: factors.index(factor)]
     for other in before:
         for one, two in zip((*factor.arguments, *factor.results), (*other.arguments, *other.results), strict=True):
-            if isinstance(one, Span) and isinstance(two, Span) and _overlap(one, two):
+            if isinstance(one, Span) and isinstance(two, Span) and overlap(one, two):
                 factor.refuse("it is a part of another one", reasons)
                 return False
     return True
 
 
-def _overlap(one: Span, two: Span) -> bool:
+def overlap(one: Span, two: Span) -> bool:
+    """Whether two parts of dimensions have elements in common, so that not both can be split."""
     major, minor = sorted((one, two), key=lambda span: span.outer)
     return one.dim == two.dim and bool(minor.outer % (major.outer * major.size))

@@ -21,6 +21,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.operations import copied
 from sdy_jax.jax_internals.tracing import trace_and_lower
+from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.passes.inline_calls import inline_calls
 
 PLATFORM = "cpu"
@@ -63,7 +64,8 @@ def _traced(fun: Callable[..., Sequence[Any]], types: Sequence[jax.ShapeDtypeStr
     with module.context, ir.Location.unknown(module.context):
         own = copied(module)
         inline_calls(own)
-    return ReferenceProgram(Graph(own), tuple(map(_words, captured)))
+        graph = erase_dead_code(Graph(own))
+    return ReferenceProgram(graph, tuple(map(_words, captured)))
 
 
 def _words(x: Any) -> np.ndarray:

@@ -85,7 +85,7 @@ ROOMS = {
     "passes": "errors files jax_internals representation ir runtime annotate op_rules propagation text",
     "counterparts": (
         "errors jax_internals representation ir kernels annotate op_rules lowering.strategies lowering.analysis "
-        "lowering.blocking passes"
+        "lowering.prepare lowering.blocking passes"
     ),
     "partitioning": (
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.costs "
