@@ -36,6 +36,7 @@ Inside of a function
     named_computation         a part with a name and shardings of its own
     show_sharding             prints how a value lies
     custom_op                 an op of your own, with its rule and its code
+    partition_like            a kernel that is split as a plain function is
     with_sharding_rule        how one op can be split
 
 Specifications for whole models

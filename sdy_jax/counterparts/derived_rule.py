@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sdy_jax.counterparts.backward import Flat
 from sdy_jax.counterparts.factors import Factor, Reasons, Types, factors_of, reduction_of
-from sdy_jax.counterparts.kernel_blocks import Units, units_of
+from sdy_jax.counterparts.kernel_blocks import KernelBlocks, Units
 from sdy_jax.counterparts.proof import Proof
 from sdy_jax.counterparts.reference import side_by_side, traced
 from sdy_jax.counterparts.work import work_of
@@ -49,7 +49,7 @@ def derived_rule(kernel: Flat, reference: Flat, arguments: Types, results: Types
     plain, reasons = side_by_side(reference), Reasons()
     program = traced(plain, arguments)
     factors = Proof(plain, arguments, program).proved(factors_of(program, arguments, reasons), reasons)
-    units = units_of((kernel, plain), (arguments, results), factors, reasons)
+    units = KernelBlocks(kernel, plain, arguments, results).units(factors, reasons)
     return _Writing(units, reasons).rule(arguments, results, work_of(program))
 
 

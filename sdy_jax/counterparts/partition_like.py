@@ -31,7 +31,8 @@ def partition_like(
     - A dimension that decides about itself stays whole: what is sorted, summed up and then squared, or compared with
       positions that the reference counts from 0 (a causal mask along its queries).
     - So does one of which the reference on blocks is another function than on the whole, as a mean over it is.
-    - A kernel that raises on small blocks is split into multiples of the smallest that it takes.
+    - A kernel that raises on small blocks, or has a grid without steps for them, is split into multiples of the
+      smallest that it takes. One that computes anything else of them is split wrongly: `verify` finds it.
 
     Args:
         kernel: any JAX function of trees of arrays whose shapes may be those of blocks.

@@ -104,7 +104,7 @@ class _Trial:
             with jax.enable_x64(True):
                 return self._verified()
         except Exception as error:  # the user's kernel may be for other machines
-            return self._outcome("failed", problem=" ".join(str(error).split())[:_LONGEST] or type(error).__name__)
+            return self._outcome("failed", problem=_said(error))
 
     def _outcome(self, status: str, factor: str = "", problem: str = "") -> VerifiedKernel:
         is_referred = self._own.reference is not None
@@ -176,7 +176,10 @@ class _Trial:
         mesh = RefinedMesh.of(Mesh(tuple(MeshAxis(_axis(f), count) for f, count in enumerate(shards) if count > 1)))
         layouts = [self._layout(tensor, shards, mesh.mesh) for tensor in range(len(self._rule.mappings))]
         blocks = [cut(x, layout, mesh) for x, layout in zip(given, layouts, strict=False)]
-        made = [self._run(*(x[device] for x in blocks)) for device in range(mesh.mesh.size)]
+        try:
+            made = [self._run(*(x[device] for x in blocks)) for device in range(mesh.mesh.size)]
+        except Exception as error:  # it ran on whole arrays
+            return f"it raises on a block: {_said(error)}"
         for index, (x, layout) in enumerate(zip(wanted, layouts[len(given) :], strict=True)):
             parts = [np.asarray(each[index]) for each in made]
             block = layout.local_shape(x.shape, mesh.mesh)
@@ -208,6 +211,10 @@ class _Trial:
         places = [f"dim {dim} of operand {i}" for i, m in mappings for dim, has in enumerate(m) if factor in has]
         size = self._rule.factor_sizes[factor]
         return f"factor {factor_symbol(factor)}={size} in {count} parts ({', '.join(places)})"
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
 
 
 def _axis(factor: int) -> str:

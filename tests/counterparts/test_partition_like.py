@@ -276,6 +276,24 @@ def test_a_kernel_that_takes_multiples_of_a_block():
     check(lambda x: fun(x), (normal(16, 8),), (P("x"),), mesh=LINE)
 
 
+def test_a_pallas_kernel_whose_grid_has_no_steps_for_small_blocks():
+    """It raises nothing, and leaves rows out."""
+
+    def doubled(x):
+        steps = x.shape[0] // 4
+        rows = pl.BlockSpec((4, x.shape[1]), lambda i: (steps - 1 - i, 0))
+
+        def body(x_ref, out_ref):
+            out_ref[...] = 2 * x_ref[...]
+
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, shape, grid=(steps,), in_specs=[rows], out_specs=rows, interpret=True)(x)
+
+    fun = sdy.partition_like(doubled, lambda x: x + x)
+    assert rule_of(fun, normal(16, 8)) == "([ik, j])->([ik, j]) {i=4, j=8, k=4} need_replication={k}"
+    check(lambda x: fun(x), (normal(16, 8),), (P("x"),), mesh=LINE)
+
+
 def test_a_kernel_that_refuses_all_blocks():
     fun = sdy.partition_like(lambda x: x * jnp.ones((16, 8)), lambda x: x + x)
     assert rule_of(fun, normal(16, 8)) == "([i, j])->([k, l]) {i=16, j=8, k=16, l=8} need_replication={i, j, k, l}"

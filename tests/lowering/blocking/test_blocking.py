@@ -370,6 +370,15 @@ def test_updates_of_which_a_part_lies_anywhere_are_not_cut():
     assert split_along(op, RULES(op), 0, Span(1, 1, 4, 1)) is not None
 
 
+def test_pads_that_keep_a_size_and_shift_are_not_cut():
+    def shifted(x):
+        return jax.lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0)])
+
+    (op,) = [op for op in ops_of(shifted, np.ones((8, 4), np.float32)) if op.name == "stablehlo.pad"]
+    assert split_along(op, RULES(op), 0, Span(0, 1, 8, 1)) is None
+    assert split_along(op, RULES(op), 0, Span(1, 1, 4, 1)) is not None
+
+
 def test_reductions_from_other_numbers_than_the_identity_are_not_cut():
     def reduced(x, start):
         return jax.lax.reduce(x, start, jax.lax.add, (0,))
