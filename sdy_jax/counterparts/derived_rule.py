@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from sdy_jax.counterparts.backward import Flat
 from sdy_jax.counterparts.factors import Factor, Reasons, Types, factors_of, reduction_of
 from sdy_jax.counterparts.kernel_blocks import KernelBlocks, Units
-from sdy_jax.counterparts.proof import Proof
+from sdy_jax.counterparts.proof import Proof, said
 from sdy_jax.counterparts.reference import side_by_side, traced
 from sdy_jax.counterparts.work import work_of
+from sdy_jax.errors import SdyError
 from sdy_jax.ir.stated_work import StatedWork
 from sdy_jax.lowering.blocking.spans import Span
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
@@ -44,10 +45,15 @@ def derived_rule(kernel: Flat, reference: Flat, arguments: Types, results: Types
     """The rule of a kernel that computes what its reference does, whatever its blocks.
 
     Raises:
-        Exception: what the reference raises on arguments of these types.
+        SdyError: the reference closes over traced arrays.
     """
     plain, reasons = side_by_side(reference), Reasons()
-    program = traced(plain, arguments)
+    try:
+        program = traced(plain, arguments)
+    except SdyError:
+        raise
+    except Exception as error:  # it calls the host, for one, or names axes of a mesh
+        return whole_rule(arguments, results, f"its reference is not lowered: {said(error)}")
     factors = Proof(plain, arguments, program).proved(factors_of(program, arguments, reasons), reasons)
     units = KernelBlocks(kernel, plain, arguments, results).units(factors, reasons)
     return _Writing(units, reasons).rule(arguments, results, work_of(program))

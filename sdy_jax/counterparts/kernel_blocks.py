@@ -60,15 +60,16 @@ class KernelBlocks:
         parts = {factor: factor.size // unit for factor, unit in units.items()}
         given = block_types(self.arguments, parts)
         wanted = [_result_shape(index, type_.shape, parts) for index, type_ in enumerate(self.results)]
-        blocks, steps = _listed(type_.shape for type_ in given), list[int]()
-        for name, fun in (("its reference", self.reference), ("the kernel", self.kernel)):
+        blocks, steps = _listed(type_.shape for type_ in given), list[list[int]]()
+        for name, fun in (("the kernel", self.kernel), ("its reference", self.reference)):
             try:
-                made, steps = _made(fun, given)
+                made, grids = _made(fun, given)
             except Exception as error:  # the user's function says by any error that it does not take them
                 return f"{name} refuses blocks of {blocks}: {said(error)}"
             if made != wanted:
                 return f"{name} makes {_listed(made)} of blocks of {blocks}, where blocks are {_listed(wanted)}"
-        if not _covers(steps, self._steps, prod(parts.values())):
+            steps.append(grids)
+        if not _covers(steps[0], self._steps, prod(parts.values())):
             return f"the kernel's grids leave out some of blocks of {blocks}"
         return ""
 

@@ -100,7 +100,8 @@ class Passes:
     def backward(self) -> Pass:
         """From the arrays, and the cotangents of results that have some, to those of the arrays."""
         kernel, reference = (
-            backward_of(fun, self._arguments, self._results) for fun in (self._kernel, side_by_side(self._reference))
+            with_own_widths(backward_of(fun, self._arguments, self._results))
+            for fun in (self._kernel, side_by_side(self._reference))
         )
         made = jax.tree.leaves(self._made)
         types = [*self._types, *(jax.ShapeDtypeStruct(made[i].shape, made[i].dtype) for i in self._results)]

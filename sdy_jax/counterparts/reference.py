@@ -20,6 +20,7 @@ from sdy_jax.annotate.equations import all_equations
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.operations import copied
+from sdy_jax.jax_internals.scans import scan_parts
 from sdy_jax.jax_internals.tracing import trace_and_lower
 from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.passes.inline_calls import inline_calls
@@ -88,14 +89,11 @@ def side_by_side(fun: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[An
 
 def _mapped(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
     """What a loop that carries nothing computes; None for others, and for all that is no loop."""
-    parameters = eqn.params
     if eqn.primitive is not scan_p:
         return None
-    if parameters["num_carry"] or eqn.effects or not parameters["length"]:
+    constants, carried, _ = scan_parts(eqn)
+    if carried or eqn.effects or not eqn.params["length"] or len(operands) == constants:
         return None
-    constants = parameters["num_consts"]
     dims = [None] * constants + [0] * (len(operands) - constants)
-    if len(operands) == constants:
-        return None
-    found: Sequence[Any] = jax.vmap(jaxpr_as_fun(parameters["jaxpr"]), in_axes=dims)(*operands)
+    found: Sequence[Any] = jax.vmap(jaxpr_as_fun(eqn.params["jaxpr"]), in_axes=dims)(*operands)
     return found

@@ -395,6 +395,17 @@ def test_a_kernel_without_a_derivative_has_that_of_its_reference():
     )
 
 
+def test_integers_of_a_backward_pass_are_as_wide_as_outside():
+    def pull(x, g):
+        assert jnp.arange(3).dtype == jnp.int32
+        return (g * 2,)
+
+    kernel = jax.custom_vjp(lambda x: x * 2)
+    kernel.defvjp(lambda x: (x * 2, x), pull)
+    fun = sdy.partition_like(kernel, lambda x: x * 2)
+    check(jax.grad(loss_of(fun)), (normal(16, 8),), (P("x"),), mesh=LINE, kinds="")
+
+
 @pytest.mark.parametrize("derivative", ["kernel", "reference"])
 def test_whose_derivative_it_is(derivative):
     kernel = with_own_derivative(jnp.sin, lambda x: 7 * jnp.sin(x))
