@@ -79,14 +79,13 @@ def block_types(types: Types, parts: Parts) -> list[jax.ShapeDtypeStruct]:
     return [type_.update(shape=tuple(shape)) for type_, shape in zip(types, shapes, strict=True)]
 
 
-def factors_of(program: ReferenceProgram, types: Types, reasons: Reasons) -> list[Factor]:
-    """The factors of arguments of these types along which all ops of a program run.
+def factors_of(program: ReferenceProgram, reasons: Reasons) -> list[Factor]:
+    """The factors of its arguments along which all ops of a program run.
 
     A dimension that some op sees as several is followed as these: heads that are merged into a batch.
     """
     rules, fixed, found = ProgramRules(program.graph), frozenset(program.closed_over), list[Factor]()
-    pairs = enumerate(zip(program.arguments, types, strict=True))
-    waiting = [(i, span) for i, (value, type_) in pairs for span in _whole_dimensions(value, len(type_.shape))]
+    waiting = [(i, span) for i, value in enumerate(program.arguments) for span in _whole_dimensions(value)]
     while waiting:
         index, span = waiting.pop(0)
         value = program.arguments[index]
@@ -108,10 +107,8 @@ def factors_of(program: ReferenceProgram, types: Types, reasons: Reasons) -> lis
 _UNUSED = "no result depends on it"
 
 
-def _whole_dimensions(value: Value, rank: int) -> Iterator[Span]:
-    """Those of an argument that is what it seems: a random key has another dimension for its words."""
-    if value.rank == rank:
-        yield from (Span(dim, 1, size, 1) for dim, size in enumerate(value.shape or ()) if size > 1)
+def _whole_dimensions(value: Value) -> Iterator[Span]:
+    return (Span(dim, 1, size, 1) for dim, size in enumerate(value.shape or ()) if size > 1)
 
 
 def _parts(span: Span, sizes: Sequence[int]) -> Iterator[Span]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
@@ -175,10 +176,10 @@ class KernelCalls:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [x for x in leaves if _is_array(x)]
+        arrays = [_words(x) for x in leaves if _is_array(x)]
         if not arrays:
             return self._functions[0](*args, **kwargs)
-        passes = self._passes([None if _is_array(x) else x for x in leaves], tree, arrays)
+        passes = self._passes([_place_of(x) if _is_array(x) else x for x in leaves], tree, arrays)
         by_kernel = passes.has_own_derivative if self._derivative is None else self._derivative == "kernel"
         outs = passes.by_kernel(*arrays) if by_kernel else passes.by_reference(*arrays)
         return jax.tree.unflatten(passes.out_tree, outs)
@@ -200,14 +201,38 @@ class KernelCalls:
 
 
 def _of_arrays(fun: Callable[..., Any], static: Sequence[Any], tree: PyTreeDef) -> Callable[..., Any]:
-    """A function of the arrays among some leaves, of which the others, `static`, are known; None stands for arrays."""
+    """A function of the arrays among some leaves, of which the others, `static`, are known; of random keys it takes the
+    words."""
 
     def run(*arrays: Any) -> Any:
         given = iter(arrays)
-        args, kwargs = jax.tree.unflatten(tree, [next(given) if x is None else x for x in static])
+        leaves = [x.filled(next(given)) if isinstance(x, _Place) else x for x in static]
+        args, kwargs = jax.tree.unflatten(tree, leaves)
         return fun(*args, **kwargs)
 
     return run
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array is among leaves; `key`: the implementation of random keys, if it holds their words."""
+
+    key: Hashable = None
+
+    def filled(self, array: Any) -> Any:
+        return array if self.key is None else jax.random.wrap_key_data(array, impl=self.key)
+
+
+def _place_of(x: Any) -> _Place:
+    return _Place(jax.random.key_impl(x) if _is_key(x) else None)
+
+
+def _words(x: Any) -> Any:
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _is_array(x: Any) -> bool:

@@ -328,6 +328,26 @@ def test_trees_keyword_arguments_and_what_is_no_array():
     check(lambda b, s: fun(b, scale=s, activation="sin", power=2), args, (P("x"), P()), mesh=PLANE, rtol=1e-5)
 
 
+def test_random_keys_are_split_as_their_words():
+    def noisy(x, keys):
+        return x + jax.vmap(lambda key: jax.random.normal(key, x.shape[1:]))(keys)
+
+    fun = sdy.partition_like(jax.jit(noisy), noisy)
+    keys = jax.random.split(jax.random.key(0), 16)
+    check(lambda x, keys: fun(x, keys), (normal(16, 8), keys), (P("x"), P("x")), mesh=LINE, kinds="", rtol=1e-6)
+    words = rule_of(fun, normal(16, 8), keys)
+    assert words.startswith("([i, j], [i, k])->([i, l]) {i=16, j=8, k=2, l=8}"), words
+
+
+def test_a_reference_that_calls_the_host_leaves_its_kernel_whole():
+    def on_host(x):
+        return jax.pure_callback(lambda y: np.sin(y), x, x)
+
+    fun = sdy.partition_like(jnp.sin, on_host)
+    with pytest.warns(sdy.PartitionWarning, match="as its reference's stablehlo.custom_call at .* needs all of it"):
+        sdy.partition(lambda x: fun(x), mesh=LINE, in_shardings=P("x"))(normal(16, 8))
+
+
 def test_floating_point_numbers_of_another_precision():
     def kernel(x, w):
         return rms_norm(x.astype(jnp.float32), w).astype(jnp.bfloat16)
