@@ -304,7 +304,7 @@ def _keeps_to_blocks(op: Op, rule: OpShardingRule | None, tensor: int, span: Spa
     return any(
         strategy.splittable.issuperset(factors) and not any(i.factors.intersection(factors) for i in strategy.inside)
         for strategy in strategies_of(op, rule)
-        if strategy.rule is None
+        if strategy.rule is None and strategy.ask is None
     )
 
 
