@@ -93,7 +93,9 @@ def test_what_is_refused_is_no_candidate(spec: P) -> None:
     plan = assert_same(by_rows, X + 1, mesh=MESH, in_shardings=spec, out_shardings=spec, rtol=1e-5)
     assert plan.wire_bytes <= X.nbytes / 2, "not gathered"
     if any("model" in axes for axes in spec[1:] if axes):
-        assert re.search(r"`.*partition` .* refuses .* \(rows are whole here, not .*; .* is moved: all_to_all", str(plan.notes[0]))
+        assert re.search(
+            r"`.*partition` .* refuses .* \(rows are whole here, not .*; .* is moved: all_to_all", str(plan.notes[0])
+        )
 
 
 def test_it_is_split_where_what_is_around_is_free() -> None:
