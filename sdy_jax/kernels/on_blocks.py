@@ -50,12 +50,11 @@ def call_on_blocks(
     mapping, scalars = call.mapping, call.scalars
     shapes = [*(x.shape for x in operands[scalars:]), *results]
     blocks = [
-        block.replace(array_aval=ShapedArray(tuple(shape), block.array_aval.dtype))
+        block.replace(array_aval=_resized(block.array_aval, shape))
         for block, shape in zip(mapping.block_mappings, shapes, strict=True)
     ]
     out_avals = tuple(
-        ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)
-        for shape, aval in zip(results, call.parameters["out_avals"], strict=True)
+        _resized(aval, shape) for aval, shape in zip(call.parameters["out_avals"], results, strict=True)
     )
     parameters = {
         **call.parameters,
@@ -69,6 +68,11 @@ def call_on_blocks(
         parameters, at = with_scalars(call, parameters, {d: call.grid[d] for d in firsts})
         operands = [*operands[:at], given, *operands[at:]]
     return bind_call(operands, parameters)
+
+
+def _resized(aval: Any, shape: Sequence[int]) -> ShapedArray:
+    """A type of another shape, in the same memory and on the mesh of now."""
+    return ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type, memory_space=aval.memory_space)
 
 
 def _share(estimate: Any, whole: Sequence[Any], part: Sequence[Any]) -> Any:

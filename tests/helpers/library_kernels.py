@@ -81,6 +81,20 @@ def _flash(sizes: Mapping[str, int]) -> Callable[..., Any]:
     return partial(flash.flash_attention, causal=True, block_sizes=flash.BlockSizes(**blocks))
 
 
+def _flash_of_segments(sizes: Mapping[str, int]) -> Callable[..., Any]:
+    """With a bias, of sequences that hold several."""
+    flash = importlib.import_module(f"{_OPS}.tpu.flash_attention")
+    run = _flash(sizes)
+    return lambda q, k, v, bias, of_q, of_k: run(q, k, v, bias, flash.SegmentIds(of_q, of_k))
+
+
+def _segments(sizes: Mapping[str, int]) -> dict[int, np.ndarray]:
+    shapes = {4: (sizes["b"], sizes["s"]), 5: (sizes["b"], sizes["t"])}
+    return {
+        i: np.broadcast_to(np.arange(shape[1]) * 2 // shape[1], shape).astype(np.int32) for i, shape in shapes.items()
+    }
+
+
 def _splash(sizes: Mapping[str, int], heads: str = "h", kind: str = "causal") -> Callable[..., Any]:
     """Under `vmap`; of several key and value heads, or of one, with masks that are alike or not."""
     kernels = importlib.import_module(f"{_OPS}.tpu.splash_attention.splash_attention_kernel")
@@ -95,6 +109,8 @@ def _splash(sizes: Mapping[str, int], heads: str = "h", kind: str = "causal") ->
     blocks = {name + end: 128 for name in names for end in ("", "_dkv")}
     blocks |= {"block_q_dq": 128, "block_kv_dq": 128}
     blocks["block_kv_dkv_compute"] = blocks.pop("block_kv_compute_dkv")
+    if kind == "fused":
+        blocks |= {"block_q_dq": None, "block_kv_dq": None, "use_fused_bwd_kernel": True}
     make = kernels.make_splash_mqa if kind == "mqa" else kernels.make_splash_mha
     return jax.vmap(
         make(
@@ -139,12 +155,23 @@ def _product(sizes: Mapping[str, int]) -> Callable[..., Any]:
 
 def _pages(sizes: Mapping[str, int]) -> dict[int, np.ndarray]:
     rng = np.random.default_rng(1)
-    pages = rng.permutation(sizes["n"])[: sizes["b"] * sizes["p"]].reshape(sizes["b"], sizes["p"])
+    pages = rng.integers(0, sizes["n"], (sizes["b"], sizes["p"]))
     return {3: rng.integers(1, 16 * sizes["p"], sizes["b"]).astype(np.int32), 4: pages.astype(np.int32)}
 
 
 def _paged(sizes: Mapping[str, int]) -> Callable[..., Any]:
     return partial(importlib.import_module(f"{_OPS}.tpu.paged_attention").paged_attention, pages_per_compute_block=2)
+
+
+def _paged_on_gpus(sizes: Mapping[str, int]) -> Callable[..., Any]:
+    """Of query heads in groups that share key and value heads: (batch, heads, group, ...)."""
+    paged = importlib.import_module(f"{_OPS}.gpu.paged_attention").paged_attention
+    options = {"interpret": True, "k_splits": 2, "pages_per_compute_block": 2}
+
+    def run(q: Any, k: Any, v: Any, lengths: Any, pages: Any) -> Any:
+        return paged(q.reshape(len(q), -1, q.shape[-1]), k, v, pages, lengths, **options).reshape(q.shape)
+
+    return run
 
 
 def _mha(sizes: Mapping[str, int]) -> Callable[..., Any]:
@@ -176,6 +203,19 @@ _BLOCKS = {"s": 128}
 LIBRARY = {
     "flash": Library(_flash, "bhsd bhsd bhsd", _ATTENTION, "bhs", "s", _BLOCKS, True),
     "splash": Library(_splash, "bhsd bhsd bhsd", _WIDE, "bhs", "s", _BLOCKS, True),
+    "flash of segments": Library(
+        _flash_of_segments,
+        "bhsd bhtd bhtd bhst bs bt",
+        {**_ATTENTION, "t": 256},
+        "bhs",
+        "s",
+        _BLOCKS,
+        True,
+        _segments,
+    ),
+    "splash with one backward kernel": Library(
+        partial(_splash, kind="fused"), "bhsd bhsd bhsd", _WIDE, "bhs", "s", _BLOCKS, True
+    ),
     "splash of one kv head": Library(partial(_splash, kind="mqa"), "bhsd bsd bsd", _WIDE, "bhs", "s", _BLOCKS, True),
     "splash of groups": Library(_splash_of_groups, "bhgsd bhsd bhsd", {**_WIDE, "g": 2}, "bhs", "s", _BLOCKS, True),
     "splash of unlike heads": Library(
@@ -183,6 +223,13 @@ LIBRARY = {
     ),
     "paged": Library(
         _paged, "bhd kntd kntd b bp", {"b": 4, "h": 8, "d": 128, "k": 2, "n": 16, "t": 16, "p": 4}, "", given=_pages
+    ),
+    "paged on GPUs": Library(
+        _paged_on_gpus,
+        "bkgd kntd kntd b bp",
+        {"b": 2, "k": 2, "g": 16, "d": 32, "n": 16, "t": 16, "p": 4},
+        "bk",
+        given=_pages,
     ),
     "megablox": Library(
         _grouped, "mk gkn g", {"m": 256, "k": 128, "n": 256, "g": 4}, "n", "", {"n": 128}, True, _group_sizes

@@ -3,11 +3,13 @@ their operands are split; each is split itself where its rule allows it."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 from itertools import pairwise
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -56,7 +58,7 @@ def check(name, dim, axes, kind="forward", layouts="local"):
     return library, partitioned, function, args, shards
 
 
-@pytest.mark.parametrize(("name", "dim", "axes"), cases(are_backward=False))
+@pytest.mark.parametrize(("name", "dim", "axes"), [*cases(are_backward=False)])
 @pytest.mark.more("all dimensions of all kernels, by each axis and both")
 def test_numbers_forward(name, dim, axes):
     library, partitioned, function, args, shards = check(name, dim, AXES[axes])
@@ -66,7 +68,7 @@ def test_numbers_forward(name, dim, axes):
         assert dim in library.gathers or not partitioned.plan(*args).wire_bytes
 
 
-@pytest.mark.parametrize(("name", "dim", "axes"), cases(are_backward=True))
+@pytest.mark.parametrize(("name", "dim", "axes"), [*cases(are_backward=True)])
 @pytest.mark.more("all dimensions of all kernels, by each axis and both")
 def test_numbers_backward(name, dim, axes):
     check(name, dim, AXES[axes], "backward")
@@ -125,3 +127,16 @@ def test_numbers_of_uneven_shards(name, kind):
         assert_close(sdy.partition(step, mesh=PLANE, in_shardings=P(), layouts="local")(*args), expected, 1e-5)
     finally:
         PARTITIONED.reset(token)
+
+
+def test_random_bits_are_those_of_one_device_wherever_they_are_made():
+    """Their counts go over the whole array, and so the kernel has to know its place in three dimensions."""
+    threefry = importlib.import_module("jax.experimental.pallas.ops.tpu.random.threefry")
+
+    def bits(key):
+        return threefry.plthreefry_random_bits(key, 32, (2, 512, 1024))
+
+    key = np.array([1, 2], np.uint32)
+    partitioned = sdy.partition(bits, mesh=PLANE, in_shardings=P(), out_shardings=P("x", None, "y"), layouts="local")
+    assert_close(partitioned(key), jax.jit(bits)(key))
+    assert local_grids(partitioned, key) == [(1, 2, 1)] and not partitioned.plan(key).wire_bytes
