@@ -10,6 +10,7 @@ a view of the refined mesh (`RefinedMesh.on`), which names groups of devices by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -148,10 +149,11 @@ class RefinedMesh:
         return jax.sharding.Mesh(devices.reshape(self.shape), self.axis_names)
 
     def refining(self, mesh: AnyMesh) -> AnyMesh:
-        """The jax mesh that refines another one, with Auto axes."""
-        if isinstance(mesh, jax.sharding.Mesh):
+        """The jax mesh that refines another one, with Auto axes; one without devices where that has another number of
+        them, as when a program is planned for another mesh than it was traced for."""
+        if isinstance(mesh, jax.sharding.Mesh) and mesh.size == math.prod(self.shape):
             return self.to_jax(mesh.devices)
-        return abstract_mesh(self.shape, self.axis_names, mesh.abstract_device)
+        return abstract_mesh(self.shape, self.axis_names, mesh.abstract_mesh.abstract_device)
 
 
 def abstract_mesh(sizes: Sequence[int], names: Sequence[str], device: Any = None) -> jax.sharding.AbstractMesh:

@@ -71,7 +71,7 @@ def _emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     if asked is not None:
         given = shardings_from_attribute(asked)
     mesh, here = RefinedMesh.of(local.mesh.mesh), local.mesh.axis_names
-    run = _answer(own, mesh, given, len(local.op.operands)).run
+    run = _question(own, mesh, given, len(local.op.operands))().run
     if mesh.axis_names != here:  # its names of axes are the user's, which this program has cut
         assert own.mesh is not None
         run = partial(run_with_axes_of, own.mesh, run)
@@ -118,20 +118,22 @@ class _Door:
         known: dict[object, Taken | Exception] = self.own.answers
         key = mesh, shardings, self.read
         if key not in known:
-            try:
-                known[key] = self._answered(mesh, shardings)
-            except Exception as error:  # the user's function says by any error that it does not take them
-                known[key] = error
+            known[key] = self._answered(mesh, shardings)
         return known[key]
 
-    def _answered(self, mesh: Mesh, shardings: Shardings) -> Taken:
+    def _answered(self, mesh: Mesh, shardings: Shardings) -> Taken | Exception:
         """It is asked on the user's mesh: what is split by a part of an axis is whole along that."""
-        refined = RefinedMesh.of(mesh)
-        answer = _answer(self.own, refined, tuple(map(on_whole_axes, shardings)), len(shardings) - len(self.read))
-        found = map(_sharding, (*answer.operands, *answer.results), shardings)
+        refined, given = RefinedMesh.of(mesh), tuple(map(on_whole_axes, shardings))
         sizes = dict(zip(refined.axis_names, refined.shape, strict=True))
-        sent = sent_along(answer.traced(sizes, self.read), sizes)
-        return Taken(tuple(found), {(kind, tuple(map(AxisRef, axes))): n for (kind, axes), n in sent.items() if n})
+        question = _question(self.own, refined, given, len(shardings) - len(self.read))
+        try:
+            answer = question()
+            jaxpr = answer.traced(sizes, self.read)
+        except Exception as error:  # the user's functions say by any error that they do not take them
+            return error
+        found = tuple(map(_sharding, (*answer.operands, *answer.results), shardings))
+        sent = sent_along(jaxpr, sizes)
+        return Taken(found, {(kind, tuple(map(AxisRef, axes))): n for (kind, axes), n in sent.items() if n})
 
     def _leaves_partial(self, shardings: Shardings) -> bool:
         """Whether results are partial, which nobody knows: they are split along what they have to be combined along."""
@@ -146,11 +148,13 @@ def _are_same(some: Shardings, others: Shardings) -> bool:
     return all(a.same_layout_as(b) for a, b in zip(some, others, strict=True))
 
 
-def _answer(own: CustomOp, mesh: RefinedMesh, shardings: Sequence[TensorSharding | None], count: int) -> Placed:
-    """What a function says to shardings of its operands, so many, and results."""
+def _question(
+    own: CustomOp, mesh: RefinedMesh, shardings: Sequence[TensorSharding | None], count: int
+) -> Callable[[], Placed]:
+    """What asks a function with shardings of its operands, so many, and results."""
     assert own.placed is not None and own.mesh is not None
     specs = tuple(map(mesh.spec, shardings))
-    return own.placed(mesh.refining(own.mesh), specs[:count], specs[count:])
+    return partial(own.placed, mesh.refining(own.mesh), specs[:count], specs[count:])
 
 
 def _sharding(spec: PartitionSpec, before: TensorSharding) -> TensorSharding:

@@ -397,3 +397,9 @@ def test_candidates_of_the_model_are_what_the_op_takes_asks_for_and_sends() -> N
         ((("data",), ()), 0.0),
         ((("data", "model"), ()), 0.0),
     ]
+
+
+def test_verify_asks_on_meshes_with_other_numbers_of_devices() -> None:
+    """Where rows divide into no equal blocks, for one."""
+    found = sdy.verify(lambda x: by_rows(x) * 2, X + 1, mesh=MESH, in_shardings=P("data", "model"))
+    assert {case.outcome.status for case in found.cases} == {"same"}, found
