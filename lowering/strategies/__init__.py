@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     custom_call,
     dot,
     dynamic_slicing,
+    early_lookups,
     elementwise,
     indexing,
     joining,
