@@ -13,12 +13,23 @@ from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.op_rules.linearity import LINEAR, Linear
+from sdy_jax.op_rules.registry import names
 
 Touched = tuple[int, int]
 """A tensor of an op, operands first, of which it reads or writes as much as it has, or as another one has, if less."""
 
 UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 """Ops that may write into the buffer of their first operand."""
+
+
+DEAR = frozenset(
+    names(
+        "stablehlo",
+        "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt "
+        "sine sqrt tan tanh",
+    )
+)
+"""Element-wise ops that compilers compute once, for several kernels that read them."""
 
 
 def moves(op: Op) -> bool:

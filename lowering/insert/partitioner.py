@@ -39,6 +39,7 @@ from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.proposal.proposal import EdgeLayouts, Proposal, ProposedLayouts
 from sdy_jax.lowering.schedule.after_ops import tie
 from sdy_jax.lowering.schedule.gradient_order import order_gradients
+from sdy_jax.lowering.schedule.shared_operands import write_shared
 from sdy_jax.lowering.strategies.registry import is_forwarding, rejection
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.propagation.edge_shardings import settle_edges, state_edges
@@ -105,11 +106,13 @@ class Partitioner:
         if self._waiting or (self._plan is not None and self._plan.copies):
             tie(self.graph.module)
             self._unneeded += self._waiting
-        setting = self._setting
-        if not setting.target.compiler.order.runs_late:
-            return None
-        memory = setting.limit if setting.available else 0.0
-        return order_gradients(self.graph.module, memory, setting.target.arrays)
+        setting, graph = self._setting, None
+        compiler, memory = setting.target.compiler, setting.limit if setting.available else 0.0
+        if compiler.order.runs_late:
+            graph = order_gradients(self.graph.module, memory, setting.target.arrays)
+        if compiler.fusion.into_products:
+            graph = write_shared(graph or Graph(self.graph.module), compiler.fusion, memory)
+        return graph
 
     def _proposal(self, last_read: Graph | None) -> Proposal:
         erased = {op for op in self.graph.ops if self._placement.ops.is_erased(op)}

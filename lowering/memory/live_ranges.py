@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.analysis.fusion import UPDATES, can_fuse, fuses, is_constant, is_product, readers
+from sdy_jax.lowering.analysis.fusion import DEAR, UPDATES, can_fuse, fuses, is_constant, is_product, readers
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.memory.buffers import Buffer, HeldBuffer, live_at
 from sdy_jax.lowering.memory.donation import in_donated_memory
@@ -25,17 +25,7 @@ from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.lowering.targets.compiler import Compiler
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
-from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.sdy_collectives import PACKED, PREFETCHED, REDUCING_OPS
-
-_DEAR = frozenset(
-    names(
-        "stablehlo",
-        "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt "
-        "sine sqrt tan tanh",
-    )
-)
-"""Element-wise ops that compilers compute once, for several kernels that read them."""
 
 
 class LiveRanges:
@@ -230,7 +220,7 @@ class LiveRanges:
     def _is_kept(self, op: Op) -> bool:
         """Whether several kernels read what would be dear to compute in each; not where a compiler does so, as that
         reads less."""
-        if op.name not in _DEAR or not self._is_read_twice(op.results[0]):
+        if op.name not in DEAR or not self._is_read_twice(op.results[0]):
             return False
         read = map(self._sizes.of, self._read_for(op))
         return not self._fusion.dear_again or self._sizes.of(op.results[0]) <= sum(read)
