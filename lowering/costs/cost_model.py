@@ -235,8 +235,17 @@ class CostModel:
         """As `sending_time`, of several collectives that may run together."""
         if self.is_default or not any(wires):
             return sum(wires)
+        return self._sending_rate(kind, axes, mesh, cut).together(wires)
+
+    def bytes_time(
+        self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float, cut: LastCut | None = None
+    ) -> float:
+        """Of `sending_time` that in which bytes are sent."""
+        return self._sending_rate(kind, axes, mesh, cut).per_byte * wire
+
+    def _sending_rate(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, cut: LastCut | None) -> Rate:
         axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
-        return self.rate(kind if kind in TABLE else "collective_permute", axes, mesh, cut).together(wires)
+        return self.rate(kind if kind in TABLE else "collective_permute", axes, mesh, cut)
 
     def work_time(self, operations: float, touched: float) -> float:
         """The time of a device's own work.

@@ -111,6 +111,10 @@ class CollectiveRecord:
         """The time of one execution by a model, where it does not run together with others."""
         return self.costs(model).sending_time(self.kind, self.axes, mesh, self.wire_bytes, self.cut)
 
+    def bytes_time(self, model: CostModel, mesh: Mesh) -> float:
+        """Of `sending_time` that in which bytes are sent."""
+        return self.costs(model).bytes_time(self.kind, self.axes, mesh, self.wire_bytes, self.cut)
+
     @property
     def estimated_times(self) -> int:
         """`times`, with a guess for loops whose count is unknown."""

@@ -10,14 +10,14 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED, RING
+from sdy_jax.representation.sdy_collectives import BUCKET, FILLED, PACKED, PREFETCHED, RING
 
 
 def erase_marks(module: ir.Operation) -> None:
     """Removes those of a program that was partitioned before."""
     for op in pre_order(module):
         attributes = op.attributes
-        for mark in (RING, PREFETCHED, BUCKET, PACKED):
+        for mark in (RING, PREFETCHED, FILLED, BUCKET, PACKED):
             if mark in attributes:
                 del attributes[mark]
 

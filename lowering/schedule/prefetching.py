@@ -8,55 +8,76 @@ See docs/explanation/schedule.md#prefetching.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.analysis.filled_stacks import filled_stacks
 from sdy_jax.lowering.analysis.trip_counts import trip_count
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.prefetching import ahead
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.memory.peak import peak_of
 from sdy_jax.lowering.proposal.proposal import Proposal
-from sdy_jax.lowering.schedule.marks import HiddenCollectives, Inserted
+from sdy_jax.lowering.schedule.marks import HiddenCollectives
 from sdy_jax.lowering.schedule.work_times import WorkTimes
-from sdy_jax.representation.sdy_collectives import PREFETCHED
+from sdy_jax.representation.sdy_collectives import FILLED, PREFETCHED
 
 _FEWEST = 3
 """Trips from which on a loop is worth it. Guessed: its body is compiled twice, and of two trips only one is hidden."""
 
+_COPIED = 2
+"""How often what is fetched is read or written beside. Given: what one trip fetched is read while the next is written,
+so a loop copies it into what it carries."""
 
-def prefetch(proposal: Proposal, setting: Setting, limit: Callable[[], float]) -> Inserted:
-    """Marks the gathers of a partitioned module that run one trip ahead, and says so in their records.
+
+class Ahead(NamedTuple):
+    """A gather of a loop's body that runs one trip ahead, the loop's trips, and how much of its time is hidden in
+    each."""
+
+    op: Op
+    trips: int
+    hidden: float
+
+
+def gathers_ahead(proposal: Proposal, setting: Setting, room: Callable[[], float]) -> list[Ahead]:
+    """The gathers of a partitioned module that run one trip ahead; none where the model does not know time.
 
     Args:
         proposal: the module, whose collectives are all there.
         setting: what collectives cost, and the devices.
-        limit: says the bytes that a device may hold.
-
-    Returns:
-        The collectives that the partitioner made, without those that are marked.
+        room: says the bytes that a device may hold beside those that it holds without.
     """
-    hiding = HiddenCollectives(proposal.inserted)
     if setting.costs.unit != "seconds":
-        return hiding.others
-    graph = proposal.partitioned
-    exposed = list(_exposed(graph, proposal, setting.costs))
-    held, most = (peak_of(graph, setting.target).total, limit()) if exposed else (0.0, 0.0)
-    for op, count, hidden, size in exposed:
-        if held + size > most:
-            continue
-        held += size
+        return []
+    waiting, found = list(_exposed(proposal.partitioned, proposal, setting.costs)), list[Ahead]()
+    left = room() if waiting else 0.0
+    for gather, size in waiting:
+        if size <= left:
+            left -= size
+            found.append(gather)
+    return found
+
+
+def mark_ahead(found: Sequence[Ahead], hiding: HiddenCollectives) -> None:
+    """Marks gathers that run one trip ahead, with the stacks that their loops fill, and hides them."""
+    for op, count, hidden in found:
         hiding.hide(op.mlir, hidden, is_ahead=True)
-        integers = ir.IntegerType.get_signless(64, graph.context)
+        integers = ir.IntegerType.get_signless(64, op.mlir.context)
         op.set_attribute(PREFETCHED, ir.IntegerAttr.get(integers, count))
-    return hiding.reported(proposal.report)
+    for loop in dict.fromkeys(op.block.parent for op, _, _ in found if op.block is not None):
+        filled = [n for n, dim in filled_stacks(loop) if not _is_split(loop.results[n], dim)]
+        loop.set_attribute(FILLED, ir.DenseI64ArrayAttr.get(filled, loop.mlir.context))
 
 
-def _exposed(graph: Graph, proposal: Proposal, costs: CostModel) -> Iterator[tuple[Op, int, float, float]]:
-    """The gathers in loops for which a trip waits: the number of trips, how much of that time the products of a trip
-    could hide, and the bytes of the result."""
+def _is_split(value: Value, dim: int) -> bool:
+    return value.sharding is not None and bool(value.sharding.axes[dim])
+
+
+def _exposed(graph: Graph, proposal: Proposal, costs: CostModel) -> Iterator[tuple[Ahead, float]]:
+    """The gathers in loops for which a trip waits, of which the products of a trip could hide some time, and the bytes
+    of their results."""
     times = WorkTimes(graph, costs)
     for loop in [op for op in graph.ops if op.name == "stablehlo.while"]:
         count = trip_count(loop)
@@ -71,9 +92,10 @@ def _exposed(graph: Graph, proposal: Proposal, costs: CostModel) -> Iterator[tup
                 computed += times.of(op)
                 continue
             taken = record.costs(costs).sending_time(record.kind, record.axes, proposal.mesh, record.wire_bytes)
-            hidden = min(sent + taken - computed, taken, left)
-            if hidden > 0:
+            hidden, size = min(sent + taken - computed, taken, left), times.bytes(op.results[0])
+            copied = costs.memory * _COPIED * size
+            if hidden > copied:
                 left -= hidden
-                yield op, count, hidden, times.bytes(op.results[0])
+                yield Ahead(op, count, hidden - copied), size
             else:
                 sent += taken

@@ -14,7 +14,7 @@ See docs/explanation/schedule.md#rings.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -57,31 +57,40 @@ class _Pair(NamedTuple):
         return [self.collective, self.product] if self.collective.name == "sdy.reduce_scatter" else [self.collective]
 
 
-def form_rings(proposal: Proposal, inserted: Inserted, costs: CostModel) -> Inserted:
-    """Marks products and collectives of a partitioned module that run as rings, and says so in their records.
+class RingProduct(NamedTuple):
+    """A collective that runs as a ring with a product, the time that this saves, and the ops that are marked."""
+
+    collective: Op
+    saved: float
+    marked: Sequence[Op]
+
+
+def ring_products(proposal: Proposal, inserted: Inserted, costs: CostModel) -> list[RingProduct]:
+    """The products and collectives of a partitioned module that run as rings; none where the model does not know time.
 
     Args:
         proposal: the module, whose collectives are all there.
         inserted: those that nothing hides yet.
         costs: what decides.
-
-    Returns:
-        `inserted` without the collectives that run as rings.
     """
-    hiding = HiddenCollectives(inserted)
     if costs.unit != "seconds":
-        return hiding.others
-    graph = proposal.partitioned
+        return []
+    graph, found = proposal.partitioned, list[RingProduct]()
     times, busy = _Times(graph, proposal.mesh, costs), set[Op]()
     for pair in _pairs(graph, inserted, proposal.mesh):
         saved = times.saved(pair)
-        if pair.product in busy or saved < _LEAST_SAVING * times.of_collective(pair):
-            continue
-        busy.add(pair.product)
-        hiding.hide(pair.collective.mlir, saved)
-        for op in pair.marked:
-            op.set_attribute(RING, ir.UnitAttr.get(graph.context))
-    return hiding.reported(proposal.report)
+        if pair.product not in busy and saved >= _LEAST_SAVING * times.of_collective(pair):
+            busy.add(pair.product)
+            found.append(RingProduct(pair.collective, saved, pair.marked))
+    return found
+
+
+def mark_rings(found: Iterable[RingProduct], hiding: HiddenCollectives) -> None:
+    """Marks products and collectives that run as rings, and hides the collectives."""
+    for collective, saved, marked in found:
+        hiding.hide(collective.mlir, saved)
+        for op in marked:
+            op.set_attribute(RING, ir.UnitAttr.get(op.mlir.context))
 
 
 def _pairs(graph: Graph, inserted: Inserted, mesh: Mesh) -> Iterator[_Pair]:

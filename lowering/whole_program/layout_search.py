@@ -63,7 +63,7 @@ class LayoutSearch:
         self.graph, self._border, self._known = graph, border, known
         self._start = start = starting_proposal(graph, setting)
         self.setting, self.costs, self.policy = start.setting, setting.costs, setting.policy
-        self.proposed = PartitionedProgram(start.proposal, self.setting)
+        self.proposed = PartitionedProgram(start.proposal, self.setting, limit=lambda: self.limit)
         self.mesh = start.proposal.mesh
 
     def of(self, graph: Graph, known: float = math.inf) -> LayoutSearch:
@@ -76,7 +76,8 @@ class LayoutSearch:
         main = main_function(copy)
         set_function_shardings(main, "arg_attrs", plan.border.arguments)
         set_function_shardings(main, "res_attrs", plan.border.results)
-        return PartitionedProgram(Partitioner(Graph(copy), self.setting, plan).run(), self.setting, plan)
+        proposal = Partitioner(Graph(copy), self.setting, plan).run()
+        return PartitionedProgram(proposal, self.setting, plan, lambda: self.limit)
 
     @cached_property
     def limit(self) -> float:
@@ -86,10 +87,10 @@ class LayoutSearch:
         return (1 + _TOLERATED) * self.proposed.peak.total
 
     def saved(self, trial: PartitionedProgram) -> float:
-        """What a trial saves of what the proposal costs, and holds."""
+        """What a trial saves of what the proposal costs beside what is hidden, and holds."""
         proposed = self.proposed
         byte = self.budget.byte(min(trial.cost, proposed.cost))
-        return proposed.cost - trial.cost + byte * (proposed.peak.total - trial.peak.total)
+        return proposed.exposed - trial.exposed + byte * (proposed.peak.total - trial.peak.total)
 
     @cached_property
     def budget(self) -> MemoryBudget:

@@ -30,8 +30,6 @@ from sdy_jax.lowering.proposal.proposal import ProposedLayouts
 from sdy_jax.lowering.schedule.buckets import combine_collectives
 from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
 from sdy_jax.lowering.schedule.marks import Inserted, erase_marks
-from sdy_jax.lowering.schedule.prefetching import prefetch
-from sdy_jax.lowering.schedule.ring_products import form_rings
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
@@ -52,6 +50,7 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
         return finished(module, search, search.fitting(search.found()))
     proposal = Partitioner(graph, setting).run()
     program = PartitionedProgram(proposal, setting)
+    proposal.report.hidden = hidden_by_work(proposal, proposal.inserted, setting).time
     return Partitioned(_combined(module, program, proposal.inserted, lambda: program.peak), ProgramChoices())
 
 
@@ -61,12 +60,11 @@ def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[Parti
     proposal, setting = best.proposal, search.setting
     if search.can_be_planned:
         proposal.report.layouts = _choice(search.graph, best, search.proposed)
-    waiting = prefetch(proposal, setting, lambda: search.limit)
-    exposed = form_rings(proposal, waiting, setting.costs)
+    overlap = best.overlap
+    exposed = overlap.mark(proposal.inserted, proposal.report)
 
     def held() -> Peak:
-        none_ahead = len(waiting) == len(proposal.inserted)
-        return best.peak if none_ahead else peak_of(proposal.partitioned, setting.target)
+        return peak_of(proposal.partitioned, setting.target) if overlap.ahead else best.peak
 
     choices = ProgramChoices(best.plan, proposal.layouts.decided if best.plan is None else {})
     return Partitioned(_combined(module, best, exposed, held), choices)
@@ -77,8 +75,6 @@ def _combined(
 ) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
     proposal, setting = program.proposal, program.setting
-    if setting.costs.unit == "seconds":
-        proposal.report.hidden = hidden_by_work(proposal, exposed, setting)
     combined = combine_collectives(proposal, exposed, setting, held)
     proposal.report.held = (combined or held()).total if setting.available else 0.0
     if proposal.module is not module:

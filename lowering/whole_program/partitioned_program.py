@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,13 +15,7 @@ from sdy_jax.lowering.memory.peak import Peak, peak_of
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.proposal.proposal import Proposal
 from sdy_jax.lowering.schedule.collective_times import CollectiveTimes
-from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
-
-_HIDDEN = 0.6
-"""What the time of collectives counts that run beside other work: they take a part of the memory's rate and of the
-units, others may be on the links, and a compiler may not hide what the model says it does. Where nothing is held for
-it, twice the bytes have to save a good deal. Measured (2026-11, `scripts/bench_models`): BERT on 8 H100s sends 1.1 GiB
-in 42 ms by the model, or 2.25 in 38; with less, it sends the latter."""
+from sdy_jax.lowering.schedule.overlap import Overlap, overlap_of
 
 _SAME = 1 + 1e-9
 """Given: times and bytes are sums of floats, whose rounding is no difference."""
@@ -42,6 +37,8 @@ class PartitionedProgram:
     proposal: Proposal
     setting: Setting
     plan: LayoutPlan | None = None
+    limit: Callable[[], float] = lambda: math.inf
+    """Says the bytes that a device may hold."""
 
     @cached_property
     def cost(self) -> float:
@@ -50,11 +47,13 @@ class PartitionedProgram:
 
     @cached_property
     def exposed(self) -> float:
-        """What it costs but for most of the time of the collectives that the compiler hides by itself."""
-        if self.setting.costs.unit != "seconds":
-            return self.cost
-        hidden = hidden_by_work(self.proposal, self.proposal.inserted, self.setting)
-        return self.cost - (1 - _HIDDEN) * hidden
+        """What it costs but for what is saved as collectives run beside work."""
+        return self.cost - self.overlap.saved
+
+    @cached_property
+    def overlap(self) -> Overlap:
+        """Which collectives run beside work."""
+        return overlap_of(self.proposal, self.setting, lambda: self.limit() - self.peak.total)
 
     @cached_property
     def peak(self) -> Peak:
@@ -102,6 +101,7 @@ class PartitionedProgram:
             for graph in (self.proposal.graph, self.proposal.partitioned):
                 graph.take_apart()
             del self.proposal, self._times
+            self.__dict__.pop("overlap", None)
 
     @cached_property
     def live(self) -> PerOp:

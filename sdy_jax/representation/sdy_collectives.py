@@ -50,6 +50,10 @@ RING = "sdy_jax.ring"
 PREFETCHED = "sdy_jax.prefetched"
 """An attribute of a collective inside of a loop, which runs one trip ahead: the number of trips."""
 
+FILLED = "sdy_jax.filled"
+"""An attribute of a loop of which collectives run one trip ahead: the numbers of what it carries whose every entry its
+trips write, and none reads."""
+
 KINDS = (*AXES_ATTRIBUTE, "all_to_all", "collective_permute")
 
 FLAT = frozenset({"all_reduce", "replicated_to_unreduced"})

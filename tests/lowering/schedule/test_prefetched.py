@@ -9,6 +9,7 @@ from partitioned_ops import LINE
 from planned_steps import stacked
 
 import sdy_jax as sdy
+from sdy_jax.lowering.emission import prefetching
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 ROWS = 512
@@ -58,6 +59,21 @@ def test_a_layer_is_gathered_while_the_one_before_computes(args, least):
     sent = totals(collectives_in_hlo(f.lower(*args).compile().as_text()))
     # XLA finds the last layer of the forward pass again where the backward pass begins with it.
     assert plan.wire_bytes - 2 * ahead(plan)[0].wire_bytes <= sent.wire_bytes <= plan.wire_bytes
+
+
+def test_stacks_that_the_trips_fill_begin_as_anything(args, least, monkeypatch):
+    """Those of activations, not those of gradients, which no gather is ahead of."""
+    begun = []
+
+    def unwritten(shape, dtype):
+        begun.append(shape)
+        return jnp.full(shape, jnp.nan, dtype)
+
+    monkeypatch.setattr(prefetching.lax, "empty", unwritten)
+    f = step(memory=1.2 * least)
+    for found, wanted in zip(f(*args), stacked(*args), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert begun and all(shape[0] == 8 for shape in begun)
 
 
 def test_what_is_held_twice_is_counted(args, least):
