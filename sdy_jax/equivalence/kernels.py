@@ -33,7 +33,7 @@ _MOST_PARTS = 8
 """The most blocks of a factor that are tried. Chosen: kernels are interpreted on CPUs."""
 
 _MOST_DEVICES = 64
-"""The most blocks of all factors together. Chosen likewise."""
+"""The most blocks of all factors together. Chosen: kernels are interpreted on CPUs."""
 
 _LONGEST = 200
 """Letters of an error that are shown. Chosen: a line or two."""

@@ -53,9 +53,7 @@ def call_on_blocks(
         block.replace(array_aval=_resized(block.array_aval, shape))
         for block, shape in zip(mapping.block_mappings, shapes, strict=True)
     ]
-    out_avals = tuple(
-        _resized(aval, shape) for aval, shape in zip(call.parameters["out_avals"], results, strict=True)
-    )
+    out_avals = tuple(_resized(aval, shape) for aval, shape in zip(call.parameters["out_avals"], results, strict=True))
     parameters = {
         **call.parameters,
         "grid_mapping": mapping.replace(grid=tuple(grid), block_mappings=tuple(blocks)),
