@@ -1,5 +1,7 @@
 """Kernels, whose sharding rules are read from their grids: on blocks their grids are shorter, and nothing is sent.
 
+Functions of JAX that hold one are such ops, too, by rules of their own; along some factors their results are sums.
+
 A result that nothing reads may be anything. So a factor may be split if all results that are read have it: splash
 attention, for one, keeps what its scratch holds as results of no use.
 """

@@ -19,6 +19,8 @@ from jax.extend.source_info_util import current_name_stack, user_context
 from jax.interpreters import ad, batching, mlir
 from jax.tree_util import PyTreeDef
 
+from sdy_jax.jax_internals.high_jaxprs import keeps_region
+
 Region = Any
 """A closed jaxpr; jax 0.12 has one class where 0.10 has two."""
 
@@ -87,6 +89,7 @@ def region_primitive(name: str, batched: Callable[..., tuple[Sequence[Any], int 
     primitive.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
     primitive.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
     mlir.register_lowering(primitive, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+    keeps_region(primitive, "region")
 
     def batch(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> Any:
         if not parameters["region"].effects and all(d is None for d in dims):

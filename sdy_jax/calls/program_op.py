@@ -30,6 +30,7 @@ from sdy_jax.jax_internals.batching import mapped_results
 from sdy_jax.jax_internals.callbacks import debug_effect
 from sdy_jax.jax_internals.checks import on_checkify
 from sdy_jax.jax_internals.derivatives import runs_again
+from sdy_jax.jax_internals.high_jaxprs import keeps_region
 from sdy_jax.jax_internals.lowering import lowered_in_place
 from sdy_jax.representation.sharding import OPEN, TensorSharding
 from sdy_jax.representation.types import sharding_in
@@ -249,6 +250,7 @@ program_p.multiple_results = True
 program_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
 program_p.def_effectful_abstract_eval(lambda *_, region, planned: (region.out_avals, region.effects | planned.checks))
 mlir.register_lowering(program_p, _lower)
+keeps_region(program_p, "region")
 ad.primitive_jvps[program_p] = _jvp
 batching.fancy_primitive_batchers[program_p] = _batched
 ad.primitive_transposes[program_p] = _transpose

@@ -29,6 +29,8 @@ from jax.experimental.pallas import tpu
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun  # type: ignore[attr-defined, unused-ignore]
 from jax.interpreters import mlir
 
+from sdy_jax.jax_internals.high_jaxprs import keeps_region
+
 pallas_call_p: Primitive = _pallas_call_p
 
 
@@ -50,6 +52,7 @@ interpreted_p = Primitive("pallas_call")
 interpreted_p.multiple_results = True
 interpreted_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
 mlir.register_lowering(interpreted_p, _lower)
+keeps_region(interpreted_p, "call")
 
 
 def block_size(entry: Any) -> int | None:
