@@ -27,7 +27,7 @@ from jax._src.state.types import RefEffect as Effect
 from jax.core import ShapedArray
 from jax.experimental.pallas import tpu
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun  # type: ignore[attr-defined, unused-ignore]
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from sdy_jax.jax_internals.high_jaxprs import keeps_region
 
@@ -48,9 +48,15 @@ def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, call: Any, wide: bool) -> An
         return mlir.lower_fun(jaxpr_as_fun(call))(ctx, *xs)
 
 
+def _batched(xs: Sequence[Any], dims: Sequence[int | None], *, call: Any, wide: bool) -> Any:
+    mapped = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(call), in_axes=tuple(dims)))(*xs)
+    return interpreted_p.bind(*xs, call=mapped, wide=wide), (0,) * len(mapped.out_avals)
+
+
 interpreted_p = Primitive("pallas_call")
 interpreted_p.multiple_results = True
 interpreted_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
+batching.primitive_batchers[interpreted_p] = _batched
 mlir.register_lowering(interpreted_p, _lower)
 keeps_region(interpreted_p, "call")
 
