@@ -6,6 +6,7 @@ to the next one. A grid dimension along which something is carried cannot be spl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -75,6 +76,11 @@ class Kept(NamedTuple):
     moves: bool
 
 
+_MOST_ELEMENTS = 1 << 25
+"""Of a ref, for each of which it is noted whether it was written. Chosen: the float32 numbers in 128 MiB, the VMEM of
+a TPU; a larger ref counts as one element."""
+
+
 @dataclass(slots=True)
 class _Ref:
     """Which elements of a ref a step has written so far, and which it has read before."""
@@ -115,7 +121,8 @@ def _run(body: Any, kept: Sequence[Kept], places: Mapping[int, np.ndarray]) -> M
     """What a step at such places does with the arguments that keep something."""
     refs = {}
     for x in (body.invars[ref.argument] for ref in kept):
-        refs[x] = _Ref(np.zeros(x.aval.shape, bool), np.zeros(x.aval.shape, bool))
+        shape = x.aval.shape if math.prod(x.aval.shape) <= _MOST_ELEMENTS else ()
+        refs[x] = _Ref(np.zeros(shape, bool), np.zeros(shape, bool))
     _Walk(places).run(body, refs, {})
     return refs
 
@@ -158,7 +165,7 @@ class _Walk:
             self._enter(branch, operands, refs, known)
             after.append({x: ref.written for x, ref in refs.items()})
         for x, ref in refs.items():
-            ref.written = np.logical_and.reduce([found[x] for found in after])
+            ref.written = np.asarray(np.logical_and.reduce([found[x] for found in after]))
 
     def _enter(self, jaxpr: Any, operands: Sequence[Any], refs: Mapping[Any, _Ref], known: Known) -> None:
         inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -171,6 +178,8 @@ class _Walk:
         """Reads or writes a part of a ref; whatever else is done with one counts as reading all of it."""
         name, first = equation.primitive.name, equation.invars[0]
         place = _place_of(equation) if name in ("get", "swap") else None
+        if place not in (None, _ALL) and first in refs and refs[first].written.shape != first.aval.shape:
+            place = None
         reads = name != "swap" or bool(used.intersection(equation.outvars))
         for each in touched:
             part = place if place is not None and each is first else ...
@@ -180,12 +189,15 @@ class _Walk:
             refs[first].written[place] = True
 
 
+_ALL = (Ellipsis,)
+
+
 def _place_of(equation: Any) -> tuple[Any, ...] | None:
     """The part of a ref that an equation reads or writes; None where it is not known before the kernel runs."""
     skipped = 1 if equation.primitive.name == "get" else 2
     transforms = equation.params["tree"].unflatten(equation.invars[skipped:])
     if not transforms:
-        return (Ellipsis,)
+        return _ALL
     if len(transforms) != 1 or not isinstance(transforms[0], NDIndexer):
         return None
     parts: list[Any] = []

@@ -175,6 +175,34 @@ def test_scratch_that_first_steps_do_not_set_keeps_a_dimension_whole(body):
     assert dims_of(body) == CARRIES[body]
 
 
+def test_scratch_too_large_to_be_looked_at_element_by_element_counts_as_a_whole(monkeypatch):
+    monkeypatch.setattr("sdy_jax.kernels.body._MOST_ELEMENTS", 7)
+    assert dims_of(set_at_first) == (0,)
+    assert dims_of(set_by_halves) == dims_of(half_set) == ()
+
+
+def test_a_state_of_one_number_is_read_as_any_other():
+    def counts(x, out, count):
+        @pl.when(x[0, 0] > 0)
+        def _():
+            count[...] = jnp.float32(0)
+
+        count[...] = jnp.float32(1)
+        out[...] = x[...] * count[...]
+
+    def goes_on(x, out, count):
+        @pl.when(x[0, 0] > 0)
+        def _():
+            count[...] = jnp.float32(0)
+
+        count[...] += 1
+        out[...] = x[...] * count[...]
+
+    number = [pltpu.SMEM((), jnp.float32)]
+    assert dims_of(counts, scratch=number) == (0,)
+    assert dims_of(goes_on, scratch=number) == ()
+
+
 def test_what_is_kept_in_scratch_is_said():
     equation = call_of(set_once, GRID, [ROWS], [ROWS], scratch=[STATE])
     assert why_whole(equation, 0) == "something is kept in scratch from step to step of grid dimension 0 of `set_once`"
