@@ -19,6 +19,9 @@ from sdy_jax.kernels.integers import Known, evaluate, value_of
 
 _COMMUNICATES = frozenset(("get_barrier_semaphore", "axis_index", "psum", "ppermute", "all_gather", "all_to_all"))
 _RANDOM = frozenset(("prng_seed", "prng_random_bits"))
+UNKNOWN_FORMS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a jaxpr of another form than those that are known ends in: bodies have no public specification, and no
+plan fails for that."""
 GRID = frozenset(("program_id", "num_programs"))
 """The primitives by which a body reads where in its grid it is."""
 _CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call"))

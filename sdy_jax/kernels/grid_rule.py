@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sdy_jax.jax_internals.pallas import block_size, is_dynamic, written_arguments
-from sdy_jax.kernels.body import GRID, Kept, carried, equations_in, reads_of
+from sdy_jax.kernels.body import GRID, UNKNOWN_FORMS, Kept, carried, equations_in, reads_of
 from sdy_jax.kernels.index_maps import Entry, entries
 from sdy_jax.kernels.shifted_grid import own_shift
 from sdy_jax.representation.rule import OpShardingRule
@@ -155,6 +155,14 @@ class _Dimension:
 
 
 def _dimension(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
+    """What is found of one grid dimension; one of a kernel that cannot be read is whole."""
+    try:
+        return _read(call, dim, body_takes_scalars, maps_take_scalars)
+    except UNKNOWN_FORMS as error:
+        return _Dimension(f"the body of `{call.title}` is of an unknown form ({type(error).__name__}: {error})")
+
+
+def _read(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
     """What is found of one grid dimension: the conditions in the order in which a person would look at them."""
     extent, name = call.grid[dim], call.named(dim)
     if is_dynamic(extent):

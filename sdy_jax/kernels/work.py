@@ -16,7 +16,7 @@ import numpy as np
 
 from sdy_jax.ir.stated_work import StatedWork
 from sdy_jax.kernels.block_traffic import Steps, block_traffic, known_grid, tables_of
-from sdy_jax.kernels.body import reads_of
+from sdy_jax.kernels.body import UNKNOWN_FORMS, reads_of
 from sdy_jax.kernels.body_work import body_work
 from sdy_jax.kernels.efficiency import efficiency_of
 
@@ -42,13 +42,8 @@ def work_of_call(
     """
     try:
         return _counted(parameters, compiler, factors, known)
-    except _FORMS as error:
+    except UNKNOWN_FORMS as error:
         return _not_counted(parameters, f"its body is not counted ({type(error).__name__}: {error})")
-
-
-_FORMS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading a jaxpr of another form than those that are known ends in: bodies have no public specification, and no
-plan fails for a figure."""
 
 
 def _not_counted(parameters: Mapping[str, Any], why: str) -> StatedWork:

@@ -297,3 +297,13 @@ def test_extents_known_only_when_a_kernel_runs_are_whole():
     (equation,) = calls_of(run, jnp.int32(2), jax.ShapeDtypeStruct((8, 4), jnp.float32))
     assert pattern(rule_of(equation)) == "([], [i, .])->([i, .]) {i=4}"
     assert why_whole(equation, 1) == "the extent of grid dimension 1 of `copy` is known only when it runs"
+
+
+def test_a_body_of_an_unknown_form_is_whole_and_says_so(monkeypatch):
+    def unknown(*args):
+        raise KeyError("tree")
+
+    monkeypatch.setattr("sdy_jax.kernels.grid_rule.carried", unknown)
+    equation = call_of(copy, (4,), [ROWS], [ROWS])
+    assert why_whole(equation, 0) == "the body of `copy` is of an unknown form (KeyError: 'tree')"
+    assert pattern(rule_of(equation)) == "([., .])->([., .]) {}"
