@@ -11,13 +11,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from models.kernels import BLOCK
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.registry import machines
 from sdy_jax.plan.hlo_module import HloInstruction
 
-Shape = tuple[int, ...]
+
+class Operand(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Work = Callable[[list[Operand]], tuple[float, float]]
+"""The floating-point operations of a kernel on some operands, and the bytes of memory that it moves."""
 
 SHARE = 0.6
 """Of the chip's peak, what kernels reach. Published for attention of TPUs and GPUs, rounded; it decides how much of a
@@ -26,7 +34,7 @@ step is attention, not which of two programs that run the same kernels is faster
 _PEAK = machines()["tpu v5e"].chip
 
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
-_ARRAY = re.compile(r"\b(?:bf16|f32)\[([\d,]+)\]")
+_ARRAY = re.compile(r"\b([a-z]+\d+)\[([\d,]+)\]")
 
 
 def kernel_seconds(call: HloInstruction) -> float:
@@ -43,28 +51,38 @@ def kernel_seconds(call: HloInstruction) -> float:
 
 def _known_work(call: HloInstruction) -> tuple[float, float]:
     listed, body = _OPERANDS.search(call.attributes), call.kernel_body
-    arrays = [tuple(map(int, dims.split(","))) for dims in _ARRAY.findall(listed[1] if listed else "")]
+    found = _ARRAY.findall(listed[1] if listed else "")
+    arrays = [Operand(dtype, tuple(map(int, dims.split(",")))) for dtype, dims in found]
     for pattern, work in _WORK.items():
         if re.search(pattern, body):
             return work(arrays)
     raise SdyError(f"the kernel of {call.name} states no work, and none is known of it; add its name to `_WORK`")
 
 
-def _products(count: int) -> Callable[[list[Shape]], tuple[float, float]]:
+def _products(count: int) -> Work:
     """Those of causal attention between queries (..., sequence, width) and keys: half of the pairs of blocks, and half
     of those on the diagonal, which are computed whole."""
 
-    def work(arrays: list[Shape]) -> tuple[float, float]:
-        queries, keys = arrays[:2]
+    def work(operands: list[Operand]) -> tuple[float, float]:
+        queries, keys = [shape for dtype, shape in operands if dtype in ("bf16", "f32")][:2]
         return 2 * count * math.prod(queries) * (keys[-2] + min(BLOCK, keys[-2])) / 2, 0.0
 
     return work
 
 
-_WORK: dict[bytes, Callable[[list[Shape]], tuple[float, float]]] = {
+def _pages(operands: list[Operand]) -> tuple[float, float]:
+    """All pages of the sequences' tables, each read once, and 4 operations of each query's head per key and its width:
+    the score, and the value."""
+    table = operands[1].shape
+    (_, (_, heads, width)), (_, (_, page, parts, _)) = operands[-2:]
+    tokens = math.prod(table) * page
+    return 4.0 * tokens * heads * width, 2.0 * tokens * parts * width
+
+
+_WORK: dict[bytes, Work] = {
     rb"\bsplash_m[hq]a_fwd": _products(2),  # scores, and values
     rb"\bsplash_m[hq]a_dq": _products(3),  # scores again, those of the gradient, and queries
     rb"\bsplash_m[hq]a_dkv": _products(4),  # both scores, keys and values
+    rb"\bragged_paged_attention_kernel": _pages,
 }
-"""Floating-point operations and bytes by the shapes of a kernel's floating operands, by its name. What partitions a
-program may call the instruction otherwise."""
+"""By the name of a kernel, which its body has: whoever partitions a program may call the instruction otherwise."""

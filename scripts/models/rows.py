@@ -67,7 +67,7 @@ class Row:
     Attributes:
         chips: the name of a topology, and how many slices of it.
         axes: the mesh's.
-        has_kernels: the model's attention, or its experts, are kernels.
+        trains_by_kernels: a training step whose attention, or experts, are kernels: it has goals of its own.
         jits: the row whose program jit takes, where it is not this one.
     """
 
@@ -77,7 +77,7 @@ class Row:
     chips: tuple[str, int]
     axes: Mapping[str, int]
     rules: Rules
-    has_kernels: bool = False
+    trains_by_kernels: bool = False
     jits: Row | None = None
 
     @property
@@ -92,12 +92,12 @@ class Row:
         return dataclasses.replace(self, model=dataclasses.replace(self.model, layers=layers), jits=jits)
 
 
-def _row(name: str, model: Any, make: Make, place: Place, has_kernels: bool = False, jits: Row | None = None) -> Row:
+def _row(name: str, model: Any, make: Make, place: Place, by_kernels: bool = False, jits: Row | None = None) -> Row:
     """A program at a place, which is in the row's name."""
     chips, axes, rules = place
     label = ",".join(f"{axis}={size}" for axis, size in axes.items())
     kind, count = chips[0].partition(":")[2], f"{chips[1]}x" if chips[1] > 1 else ""
-    return Row(f"{name} {label} {count}{kind}", model, make, chips, axes, rules, has_kernels, jits)
+    return Row(f"{name} {label} {count}{kind}", model, make, chips, axes, rules, by_kernels, jits)
 
 
 Kernels = Callable[[Place, bool], tuple[Any, Make]]
@@ -106,10 +106,12 @@ Kernels = Callable[[Place, bool], tuple[Any, Make]]
 
 def _with_kernels(name: str, made: Kernels, place: Place, plainly: bool) -> Iterator[Row]:
     """A program with kernels in `shard_map`; `plainly`: and one that calls them plainly, which jit refuses."""
-    mapped = _row(name, *made(place, True), place, has_kernels=True)
+    model, make = made(place, True)
+    trains = isinstance(make, partial) and make.func is trained
+    mapped = _row(name, model, make, place, trains)
     yield mapped
     if plainly:
-        yield _row(f"{name}-plain", *made(place, False), place, has_kernels=True, jits=mapped)
+        yield _row(f"{name}-plain", *made(place, False), place, trains, mapped)
 
 
 def _is_gpu(place: Place) -> bool:

@@ -225,7 +225,7 @@ def test_goals_that_a_row_misses_are_listed():
     assert [miss.split()[0] for miss in Result(row, False, bad, jit).misses()] == [
         "planned", "planning", "memory", "bytes", "bytes", "time",
     ]  # fmt: skip
-    assert [miss.split()[0] for miss in Result(of_kernels, False, good, jit).misses()] == ["bytes", "time"]
+    assert [miss.split()[0] for miss in Result(of_kernels, False, good, jit).misses()] == ["bytes", "time", "work"]
     held = dataclasses.replace(good, bytes=28, plan_bytes=28, time=0.9, temporaries=2)
     assert not [*Result(of_kernels, False, held, dataclasses.replace(jit, temporaries=2)).misses()]
     better = [Side(bytes=41, time=0.95, temporaries=1), Side(error="refused", bytes=1, time=0.1)]
