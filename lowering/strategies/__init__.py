@@ -11,7 +11,6 @@ from . import (  # noqa: F401
     custom_call,
     dot,
     dynamic_slicing,
-    early_lookups,
     elementwise,
     indexing,
     joining,
