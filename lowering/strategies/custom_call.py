@@ -14,7 +14,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.blocked_linalg import blocked
-from sdy_jax.lowering.strategies.custom_partitioning import checked_results, custom_op_of
+from sdy_jax.lowering.strategies.custom_partitioning import checked_results, custom_op_of, on_its_axes
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
 from sdy_jax.lowering.strategies.registry import Shards, Strategy, pass_through_factors, strategies, whole_factors
 from sdy_jax.lowering.strategies.shards import mask_padding
@@ -96,7 +96,7 @@ def _emit_custom_op(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     own = custom_op_of(local.op)
     if own.padding is not None:
         operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))
-    return checked_results(local, f"custom_op `{own.title}`", own.run, operands, "its rule")
+    return checked_results(local, f"custom_op `{own.title}`", on_its_axes(local, own, own.run), operands, "its rule")
 
 
 def _filled(local: LocalOp, operand: int, x: jax.Array, value: Any) -> jax.Array:

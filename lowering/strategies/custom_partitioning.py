@@ -70,13 +70,16 @@ def _emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     given: Sequence[TensorSharding | None] = (*local.operand_shardings, *local.result_shardings)
     if asked is not None:
         given = shardings_from_attribute(asked)
-    mesh, here = RefinedMesh.of(local.mesh.mesh), local.mesh.axis_names
-    run = _question(own, mesh, given, len(local.op.operands))().run
-    if mesh.axis_names != here:  # its names of axes are the user's, which this program has cut
-        assert own.mesh is not None
-        run = partial(run_with_axes_of, own.mesh, run)
+    run = _question(own, RefinedMesh.of(local.mesh.mesh), given, len(local.op.operands))().run
     by = f"the shardings that `{own.title}` returned. Mismatch in result shapes."
-    return checked_results(local, "the function of a custom_partitioning", run, operands, by)
+    return checked_results(local, "the function of a custom_partitioning", on_its_axes(local, own, run), operands, by)
+
+
+def on_its_axes(local: LocalOp, own: CustomOp, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of blocks whose names of axes are the user's, which this program may have cut."""
+    if own.mesh is None or RefinedMesh.of(local.mesh.mesh).axis_names == local.mesh.axis_names:
+        return run
+    return partial(run_with_axes_of, own.mesh, run)
 
 
 @takes(PARTITIONED)

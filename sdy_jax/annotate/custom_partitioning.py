@@ -51,7 +51,7 @@ def _emit(
     if partition is None or (manual and kernel is None):
         return list(mlir.lower_fun(inside)(ctx, *xs))
     if kernel is not None and manual.issuperset(map(str, site.jax_mesh.axis_names)):
-        own = CustomOp(kernel.title, with_own_widths(inside))
+        own = CustomOp(kernel.title, with_own_widths(inside), mesh=site.jax_mesh)
         return call_function(TARGET, own, types, xs, work=kernel.work)
     maxima = kernel.maxima if kernel is not None else ()
     question = _Question(functools.partial(partition, *static_args), call, in_tree, out_tree, maxima)

@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.core import Literal
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -31,7 +29,14 @@ from sdy_jax.ir.custom_ops import (
     calls_of_functions,
     function_of,
 )
-from sdy_jax.jax_internals.pallas import compiler_of, given_by_compiler, has_side_effects, pallas_call_p
+from sdy_jax.jax_internals.pallas import (
+    compiler_of,
+    given_by_compiler,
+    has_side_effects,
+    pallas_call_p,
+    type_without_mesh,
+    without_mesh,
+)
 from sdy_jax.kernels.grid_rule import Call, GridRule, grid_rule
 from sdy_jax.kernels.on_blocks import call_on_blocks
 from sdy_jax.kernels.work import work_of_call
@@ -85,28 +90,32 @@ class _OnBlocks:
             steps[factor] = grid[dim] // size
             grid[dim] = -(-size // shards) * steps[factor]
         firsts = {self.found.dims[f]: first * steps[f] for f, first in blocks.firsts.items()}
-        call = Call(_in_context(self.call.parameters))
+        call = Call(_without_mesh(self.call.parameters))
         return call_on_blocks(call, grid, operands, blocks.results, firsts, self.maps_take_scalars)
 
 
-def _in_context(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A kernel's body and index maps in the context of now: they were traced where the mesh of the program was in
-    context, and run where its axes are manual. Shardings that jax notes in equations and in the types of constants name
-    that mesh, and say nothing of values in a kernel."""
-    context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
+def _without_mesh(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel's body and index maps as they are where there is no mesh: they were traced where that of the program was
+    in context, and run where its axes, or parts of them, are manual. Contexts, types of values and shardings that jax
+    notes in equations name that mesh, and say nothing of values in a kernel."""
+    with without_mesh():
+        context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
 
     def moved(equation: Any) -> list[Any]:
         plain = {name: None if isinstance(x, jax.sharding.Sharding) else x for name, x in equation.params.items()}
-        return [equation.replace(ctx=context, params=plain, invars=[_untyped(x) for x in equation.invars])]
+        return [equation.replace(ctx=context, params=plain)]
 
-    here = Rewriting(moved).of
+    here = Rewriting(moved, types=type_without_mesh).of
     mapping = parameters["grid_mapping"]
-    blocks = tuple(b.replace(index_map_jaxpr=here(b.index_map_jaxpr)) for b in mapping.block_mappings)
-    changed = {"jaxpr": here(parameters["jaxpr"]), "grid_mapping": mapping.replace(block_mappings=blocks)}
-    return {**parameters, **changed}
-
-
-def _untyped(x: Any) -> Any:
-    """An operand of an equation; a constant that knows its type as a plain one."""
-    is_typed = isinstance(x, Literal) and hasattr(x.val, "aval")
-    return Literal(np.asarray(x.val, x.aval.dtype), x.aval) if is_typed else x
+    blocks = tuple(
+        b.replace(
+            index_map_jaxpr=here(b.index_map_jaxpr),
+            transformed_block_aval=type_without_mesh(b.transformed_block_aval),
+        )
+        for b in mapping.block_mappings
+    )
+    refs = {
+        name: tuple(map(type_without_mesh, getattr(mapping, name))) for name in ("index_map_avals", "scratch_avals")
+    }
+    mapping = mapping.replace(block_mappings=blocks, **refs)
+    return {**parameters, "jaxpr": here(parameters["jaxpr"]), "grid_mapping": mapping}

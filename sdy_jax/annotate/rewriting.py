@@ -1,11 +1,17 @@
-"""Jaxprs of which all equations, those of inner jaxprs too, become others."""
+"""Jaxprs of which all equations and types, those of inner jaxprs too, become others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr  # type: ignore[attr-defined, unused-ignore]  # one class in jax 0.12
+import numpy as np
+from jax.extend.core import (
+    ClosedJaxpr,  # type: ignore[attr-defined, unused-ignore]  # one class with the next one in jax 0.12
+    Jaxpr,
+    Literal,
+    Var,
+)
 
 
 class Rewriting:
@@ -16,6 +22,7 @@ class Rewriting:
         equation: gives what stands for an equation, whose parameters are rewritten.
         effects: gives the effects that stand for those of a jaxpr.
         concerns: whether anything of a jaxpr with such effects may change.
+        types: gives the type that stands for that of a value; the same one for most.
     """
 
     def __init__(
@@ -23,8 +30,9 @@ class Rewriting:
         equation: Callable[[Any], Sequence[Any]],
         effects: Callable[[Any], Any] = lambda found: found,
         concerns: Callable[[Any], bool] = lambda found: True,
+        types: Callable[[Any], Any] = lambda found: found,
     ):
-        self._equation, self._effects, self._concerns = equation, effects, concerns
+        self._equation, self._effects, self._concerns, self._types = equation, effects, concerns, types
         self._known: dict[int, tuple[Any, Any]] = {}
         """By id the jaxprs, so that they stay alive, and what they become."""
 
@@ -42,7 +50,8 @@ class Rewriting:
         jaxpr = self.of(x.jaxpr)
         return x if jaxpr is x.jaxpr else x.replace(jaxpr=jaxpr)
 
-    def _jaxpr(self, jaxpr: Any) -> Any:
+    def _jaxpr(self, before: Any) -> Any:
+        jaxpr = _retyped(before, self._types)
         eqns = [new for eqn in jaxpr.eqns for new in self._equation(self._with_parameters(eqn))]
         is_same = len(eqns) == len(jaxpr.eqns) and all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns, effects=self._effects(jaxpr.effects))
@@ -51,6 +60,32 @@ class Rewriting:
         parameters = {name: self.of(value) for name, value in eqn.params.items()}
         is_same = all(parameters[name] is value for name, value in eqn.params.items())
         return eqn if is_same else eqn.replace(params=parameters)
+
+
+def _retyped(jaxpr: Any, types: Callable[[Any], Any]) -> Any:
+    """A jaxpr whose values have other types; the same one where none has."""
+    own = [*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
+    read = [*jaxpr.outvars, *(v for e in jaxpr.eqns for v in e.invars)]
+    changed = {v: Var(aval) for v in own if (aval := types(v.aval)) is not v.aval}
+    if not changed and all(types(v.aval) is v.aval for v in read):
+        return jaxpr
+
+    def of(values: Sequence[Any]) -> list[Any]:
+        return [_retyped_literal(v, types) if isinstance(v, Literal) else changed.get(v, v) for v in values]
+
+    def effects_of(effects: Any) -> Any:
+        inputs = [(e, changed.get(getattr(e, "input", None))) for e in effects]
+        return type(effects)(e if new is None else e.replace(input=new) for e, new in inputs)
+
+    eqns = [e.replace(invars=of(e.invars), outvars=of(e.outvars), effects=effects_of(e.effects)) for e in jaxpr.eqns]
+    variables = {name: of(getattr(jaxpr, name)) for name in ("constvars", "invars", "outvars")}
+    return jaxpr.replace(**variables, eqns=eqns, effects=effects_of(jaxpr.effects))
+
+
+def _retyped_literal(literal: Any, types: Callable[[Any], Any]) -> Any:
+    """A literal of another type; its value may know its own."""
+    aval = types(literal.aval)
+    return literal if aval is literal.aval else Literal(np.asarray(literal.val, aval.dtype), aval)
 
 
 def _rebuilt(changed: list[Any], before: Sequence[Any]) -> Any:

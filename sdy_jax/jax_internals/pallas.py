@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,17 +35,38 @@ from sdy_jax.jax_internals.high_jaxprs import keeps_region
 pallas_call_p: Primitive = _pallas_call_p
 
 
+def without_mesh() -> AbstractContextManager[Any]:
+    """A context with no mesh, as kernels see what they compute on."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def type_without_mesh(aval: Any) -> Any:
+    """The type of a value, or of a ref, that names no mesh; the same one where it names none."""
+    if hasattr(aval, "inner_aval"):
+        inner = type_without_mesh(aval.inner_aval)
+        return aval if inner is aval.inner_aval else aval.update(inner_aval=inner)
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty:
+        return aval
+    with without_mesh():
+        return ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type, memory_space=aval.memory_space)
+
+
 def bind_call(operands: Sequence[Any], parameters: Mapping[str, Any]) -> list[Any]:
-    """A call of a kernel. One that is interpreted is lowered with 64-bit types only if these are enabled now."""
+    """A call of a kernel. One that is interpreted is lowered with 64-bit types only if these are enabled now, and with
+    no mesh in context, as those are that are compiled.
+    """
     call = partial(pallas_call_p.bind, **parameters)
     if not parameters["interpret"]:
         return list(call(*operands))
     wide = jnp.result_type(float) == jnp.float64
-    return interpreted_p.bind(*operands, call=jax.make_jaxpr(call)(*operands), wide=wide)
+    with without_mesh():
+        region = jax.make_jaxpr(call)(*operands)
+    return interpreted_p.bind(*operands, call=region, wide=wide)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, call: Any, wide: bool) -> Any:
-    with jax.enable_x64(wide):
+    with jax.enable_x64(wide), without_mesh():
         return mlir.lower_fun(jaxpr_as_fun(call))(ctx, *xs)
 
 

@@ -192,6 +192,8 @@ def _as(function: LibraryFunction, traced: Any) -> Recognized | None:
     is_loaded = _loaded(function.module, function.name) is not None
     if not is_loaded or kernel is None or len(traced.out_avals) != 1 or not set(names) <= function.arrays.keys():
         return None
+    if len(names) != len(traced.in_avals):  # a part of it, which a derivative cut off
+        return None
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in traced.in_avals)
     result = tuple(traced.out_avals[0].shape)
     shapes = {**{name: x.shape for name, x in zip(names, types, strict=True)}, "result": result}

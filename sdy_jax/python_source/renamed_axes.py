@@ -11,7 +11,7 @@ Axes = Sequence[tuple[str, int]]
 """The names and sizes of the axes of a mesh."""
 
 ON_USER_AXES = "sdy_whole_axes"
-"""The primitive that calls such a function. Its parameters are a jaxpr, and the user's mesh."""
+"""The primitive that calls such a function. Its parameters are the function, which has a jaxpr, and the user's mesh."""
 
 _NAMES = ("axis_name", "axes")
 """The parameters by which collectives name axes."""
@@ -23,7 +23,8 @@ def on_atoms(jaxpr: Any, atoms: Axes) -> Any:
     def changed(eqn: Any) -> Any:
         if eqn.primitive.name != ON_USER_AXES:
             return eqn
-        return eqn.replace(params={**eqn.params, "jaxpr": _renamed(eqn.params["jaxpr"], _made_of(eqn, atoms))})
+        jaxpr = _renamed(eqn.params["function"].jaxpr, _made_of(eqn, atoms))
+        return eqn.replace(params={"jaxpr": jaxpr, "mesh": eqn.params["mesh"]})
 
     return _rewritten(jaxpr, changed)
 

@@ -26,6 +26,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 8)).astype(np.float32)
 W = RNG.normal(size=8).astype(np.float32)
 LAYERS = RNG.normal(size=(3, 8)).astype(np.float32)
+MIXING = np.sin(np.arange(64.0)).reshape(8, 8).astype(np.float32)
 ROWS, PARTS, WIDTH = P("x"), P(("y", "x")), P(None, "y")
 """Rows by two devices and by all, and columns, along which the kernel is whole."""
 
@@ -60,7 +61,7 @@ def mapped_twice(x, w):
 
 
 def beside_a_product(x, w):
-    return jnp.tanh(norm(x @ jnp.ones((8, 8)), w)) @ jnp.ones((8, 4))
+    return jnp.tanh(norm(x @ MIXING, w)) @ jnp.ones((8, 4))
 
 
 def in_a_region_over_one_axis(x, w):

@@ -105,7 +105,7 @@ def _ends(value: Value) -> Iterator[Value]:
 
 
 def _is_collective(op: Op) -> bool:
-    return op.name.startswith("sdy.") and len(op.operands) == 1 and len(op.results) == 1
+    return op.name.startswith("sdy.") and len(op.operands) == 1 and len(op.results) == 1 and not op.blocks
 
 
 def _shards(sharding: TensorSharding, mesh: Mesh) -> int:
