@@ -11,6 +11,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.trees import by_argument
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall
@@ -44,8 +45,10 @@ def donated_leaves(fun: Callable[..., Any], options: Options, tree: PyTreeDef, s
 
 def warn_of_unusable(call: PlannedCall, mesh: AnyMesh, donated: Collection[int]) -> None:
     """Warns as jit does of donated arguments whose memory no result can take over, where some have their types: of the
-    others jit knows."""
+    others jit knows. Where a result is left open it warns of none, as XLA finds out."""
     program = call.plan.program
+    if any(leaf.spec is None or leaf.spec is AUTO for leaf in program.stated_results):
+        return
     results = call.results
     blocks = Counter((s.shard_shape(y.shape), y.dtype) for s, y in zip(results, program.out_info, strict=True))
     types, unusable = {(y.shape, y.dtype) for y in program.out_info}, []

@@ -173,10 +173,10 @@ def install(*modules: str | ModuleType, **options: Any) -> Installation:
         ArgumentError: an option that `partition` has not, or that code says itself.
 
     Example:
-        >>> with install(__name__):
-        ...     double = jax.jit(lambda x: 2 * x, in_shardings=NamedSharding(mesh, P("data")))
-        >>> print(double.plan(jnp.ones(8)).arguments[0].type, jax.jit(abs) is double)
-        f32[8@data] False
+        with sdy.install("trainer"):
+            import trainer  # what it jits is partitioned
+
+            trainer.main()
 
     See also:
         `partition`: what it makes of functions.

@@ -24,6 +24,7 @@ from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.donation import donated_leaves
 from sdy_jax.calls.meshes import mesh_inside
 from sdy_jax.calls.options import Options
+from sdy_jax.calls.returned_state import bring_back
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.traces import Trace, key_of_trace, trace_of
 from sdy_jax.jax_internals.contexts import trace_settings
@@ -232,6 +233,8 @@ class TracedFunction:
         )
         if donated := self.donated(arguments):
             program.mark_donated(donated)
+        if not self.is_inner and not program.is_typed:
+            bring_back(program)
         return program
 
     def types_of_results(self, arguments: Arguments) -> Any:
