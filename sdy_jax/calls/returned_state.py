@@ -25,9 +25,9 @@ from sdy_jax.plan.usual_layouts import carried
 from sdy_jax.representation.sharding import TensorSharding
 
 _SMALL = 1 / 32
-"""The part of a device's bytes of state that is brought back as it went in. Chosen (2026-11): norms and biases of a GPT
-of 64 columns, which each device has whole under FSDP and tensor parallelism, are 1/42 of its blocks, those of one of
-4096 columns 1/2000; to gather more than this costs more per step than the compilations that it saves."""
+"""The part of a device's bytes of state that comes back as it went in, at most. Chosen: norms and biases of a GPT of 64
+columns on 2 x 4 devices, which each has whole, are 0.024 of its blocks, and less of larger ones. With it a step sent
+1.002 of the bytes by CPU prices, 1.003 in 1.015 of the time by those of a v5e, 1.05 in 0.78 by an H100's (2026-11)."""
 
 
 def bring_back(program: Program) -> None:
