@@ -6,6 +6,7 @@ of leaves besides, as types, indices or shardings, stands in trees that have no 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -104,6 +105,7 @@ def stand_ins(tree: PyTreeDef, leaves: Sequence[Any], paths: Sequence[str]) -> t
 def with_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:
     """A function of stand-ins for a function's arguments: these are built of what stands there while it is traced."""
 
+    @functools.wraps(fun)  # by which jax says what it traces
     def call(*args: Any, **kwargs: Any) -> Any:
         return fun(*map(_built, args), **{name: _built(each) for name, each in kwargs.items()})
 
