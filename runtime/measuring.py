@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.errors import SdyError
+from sdy_jax.jax_internals.jit import jit
 
 _REPEATS = 5
 """Runs of which the median counts, after one that compiles and one that warms up. Guessed: more take longer, fewer let
@@ -106,8 +107,8 @@ def _seconds(mesh: jax.sharding.Mesh, step: Step, items: int, dtype: jnp.dtype, 
 
     stepped = jax.shard_map(steps, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     sharding = jax.sharding.NamedSharding(mesh, spec)
-    run = jax.jit(stepped, in_shardings=sharding)
-    x = jax.jit(lambda: jnp.ones(items * mesh.size, dtype), out_shardings=sharding)()
+    run = jit(stepped, in_shardings=sharding)
+    x = jit(lambda: jnp.ones(items * mesh.size, dtype), out_shardings=sharding)()
     for _ in range(2):
         run(x).block_until_ready()
     return statistics.median([_timed(run, x) for _ in range(_REPEATS)])

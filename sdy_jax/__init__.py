@@ -14,6 +14,7 @@
 
 Partition a function
     partition                 over a mesh: like jax.jit, with a plan
+    install                   partition in place of jax.jit, in code that stays as it is
     AUTO                      in in_shardings and out_shardings: the planner chooses
     Budget, strict            what plans may send and hold, and where
     CostModel                 what communication costs; plans for machines that are not there
@@ -91,6 +92,7 @@ if _TYPE_CHECKING:
     from sdy_jax.annotate.sharding_display import show_sharding
     from sdy_jax.annotate.sharding_rules import with_sharding_rule
     from sdy_jax.annotate.strict import strict
+    from sdy_jax.calls.installation import install
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.contracts.budget import Budget
@@ -168,6 +170,7 @@ __all__ = [
     "dialect",
     "errors",
     "fsdp",
+    "install",
     "like",
     "load",
     "load_plan",
@@ -223,6 +226,7 @@ _MODULES = {
     "sdy_jax.annotate.sharding_display": ("show_sharding",),
     "sdy_jax.annotate.strict": ("strict",),
     "sdy_jax.contracts.budget": ("Budget",),
+    "sdy_jax.calls.installation": ("install",),
     "sdy_jax.calls.partition": ("partition",),
     "sdy_jax.counterparts.partition_like": ("partition_like",),
     "sdy_jax.equivalence.verification": ("Verification",),

@@ -16,6 +16,7 @@ from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.comparison import compared
 from sdy_jax.equivalence.in_process import first_wrong_in
 from sdy_jax.errors import SdyError
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.jax_internals.tracebacks import api_boundary
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
@@ -80,7 +81,7 @@ def assert_same(
         combine=combine,
     )
     plan = ours.plan(*args, **kwargs)
-    found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)
+    found, wanted = ours(*args, **kwargs), jit(fun)(*args, **kwargs)
     tree, plain_tree = (_structure(x) for x in (found, wanted))
     assert tree == plain_tree, f"the partitioned function returns the tree {tree}, the plain one {plain_tree}"
     for (path, ours_leaf), (_, plain_leaf) in zip(

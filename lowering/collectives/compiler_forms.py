@@ -18,6 +18,7 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.targets.platform_branches import where_forms
 from sdy_jax.runtime.forms import Forms
 
@@ -31,7 +32,7 @@ def computed_apart(x: jax.Array, forms: Forms) -> jax.Array:
         return _as_it_is(x)
 
 
-_as_it_is = jax.jit(jax.lax.optimization_barrier)
+_as_it_is = jit(jax.lax.optimization_barrier)
 
 
 def row_major(x: jax.Array) -> jax.Array:

@@ -27,6 +27,7 @@ from sdy_jax.errors import InternalError, UnsupportedError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import module_of, pre_order
 from sdy_jax.ir.symbols import referenced_functions
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.representation.attributes import REDUCTION
 
@@ -189,7 +190,7 @@ def _abstract(*operands: Any, name: str, avals: tuple, text: str) -> list:
 
 @stablehlo_op_p.def_impl
 def _run(*operands: Any, **parameters: Any) -> list[jax.Array]:
-    return jax.jit(lambda *xs: stablehlo_op_p.bind(*xs, **parameters))(*operands)
+    return jit(lambda *xs: stablehlo_op_p.bind(*xs, **parameters))(*operands)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, avals: tuple, text: str) -> list[ir.Value]:

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Block, Graph, Op
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.collectives import data_movement
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
@@ -88,7 +89,7 @@ def _log_sum_exp(dtype: str) -> tuple[str, ...]:
     operand = jax.ShapeDtypeStruct((2,), numpy_dtype(dtype))
 
     def lowered() -> tuple[str, ...]:
-        module = jax.jit(lax.cumlogsumexp).lower(operand).compiler_ir("stablehlo")
+        module = jit(lax.cumlogsumexp).lower(operand).compiler_ir("stablehlo")
         graph = Graph(module.operation)  # type: ignore[union-attr]
         found = (op for f in graph.functions.values() for op in f.walk() if op.name == "stablehlo.reduce_window")
         return expression(next(found).blocks[0])

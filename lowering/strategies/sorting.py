@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.collectives import data_movement, reductions
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
@@ -240,7 +241,7 @@ def _comparator(dtypes: tuple[str, ...], num_keys: int) -> tuple[str, ...]:
     operands = [jax.ShapeDtypeStruct((2,), numpy_dtype(dtype)) for dtype in dtypes]
 
     def lowered() -> tuple[str, ...]:
-        module = jax.jit(lambda *xs: lax.sort(xs, num_keys=num_keys)).lower(*operands).compiler_ir("stablehlo")
+        module = jit(lambda *xs: lax.sort(xs, num_keys=num_keys)).lower(*operands).compiler_ir("stablehlo")
         graph = Graph(module.operation)  # type: ignore[union-attr]
         return expression(next(op for op in graph.main.walk() if op.name == "stablehlo.sort").blocks[0])
 

@@ -34,7 +34,7 @@ from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import AnyMesh, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes, sharding_of_type, type_elsewhere, type_on
+from sdy_jax.representation.types import auto_mesh_of, explicit_axes, sharding_of_type, type_elsewhere, type_on
 from sdy_jax.runtime.host_memory import is_on_host, states_host
 from sdy_jax.runtime.layouts import as_named
 
@@ -67,6 +67,8 @@ class Leaf:
     """The order of the array's dimensions in memory, where a `Format` states it."""
     is_on_host: bool = False
     """Whether it is in the memory of the host, which its type shows."""
+    shown: jax.sharding.AbstractMesh | None = None
+    """The mesh without Explicit axes that the array's type shows, and that of what the function computes from it."""
 
     @classmethod
     def of(cls, path: str, value: Any, spec: Spec) -> Leaf:
@@ -188,7 +190,8 @@ def abstracted(leaf: Leaf, mesh: AnyMesh | None, keeps_type: bool = False) -> Le
     if not all(isinstance(size, int) for size in value.shape):
         raise SymbolicSizes(leaf.path, value.shape)
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
-    leaf = replace(leaf, value=stripped, is_on_host=is_on_host(value) or states_host(getattr(value, "sharding", None)))
+    on_host = is_on_host(value) or states_host(getattr(value, "sharding", None))
+    leaf = replace(leaf, value=stripped, is_on_host=on_host, shown=auto_mesh_of(value))
     own = None if mesh is None else type_on(value, mesh)
     if mesh is not None and own is None and leaf.spec is None:
         leaf = replace(leaf, elsewhere=type_elsewhere(value, mesh))

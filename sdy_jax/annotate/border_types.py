@@ -39,6 +39,13 @@ def on_mesh(value: jax.ShapeDtypeStruct, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
     return typed(value, NamedSharding(mesh.abstract_mesh, PartitionSpec(*(None,) * len(value.shape))))
 
 
+def as_seen(value: jax.ShapeDtypeStruct, leaf: Leaf, mesh: AnyMesh, shown: AnyMesh | None) -> jax.ShapeDtypeStruct:
+    """The type of an argument on Auto axes as the function sees it: on the mesh that all types are `shown` on, else on
+    that which its own type shows."""
+    shown = leaf.shown if shown is None else shown
+    return in_memory(value if shown is None or value.sharding else on_mesh(value, shown), leaf, mesh)
+
+
 def in_memory(value: jax.ShapeDtypeStruct, leaf: Leaf, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
     """The type of an argument that shows the memory in which it is."""
     if not leaf.is_on_host:

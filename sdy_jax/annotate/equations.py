@@ -10,6 +10,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr  # type: ignore[attr-defined, unu
 from sdy_jax.ir.hidden_frames import PACKAGE
 from sdy_jax.ir.locations import is_in_library
 from sdy_jax.jax_internals.named_axes import effects_on_axes, mapped_axes
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.types import own_type
 
 _NAMES = ("axis_name", "axes")
 """The parameters by which collectives name axes."""
@@ -28,6 +30,11 @@ def all_equations(x: Any, seen: set[int] | None = None) -> Iterator[Any]:
         yield equation
         for parameter in equation.params.values():
             yield from all_equations(parameter, seen)
+
+
+def has_types_on(jaxpr: Any, mesh: AnyMesh) -> bool:
+    """Whether types inside of a function show how values are split on the Explicit axes of a mesh."""
+    return any(own_type(x.aval, mesh) is not None for equation in all_equations(jaxpr) for x in equation.outvars)
 
 
 def named_axes(jaxpr: Any) -> list[str]:

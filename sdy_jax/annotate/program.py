@@ -21,6 +21,8 @@ from sdy_jax.runtime.device_orders import rewritten
 if TYPE_CHECKING:
     from jax.export import Exported
 
+    from sdy_jax.annotate.arguments import Leaf
+
 LOADS: Extension[Callable[[str], Program]] = Extension("loads")
 RUN_LOCAL: Extension[Callable[[Program, jax.sharding.Mesh | None, Any, Any], Any]] = Extension("run_local")
 
@@ -43,7 +45,7 @@ class Program:
     traced with types that show shardings, which `in_info` and `out_info` have. `host_arguments` and `host_results` are
     the indices of the input leaves and results that are in the memory of the host. `types_elsewhere` has the types of
     results that are on another mesh with Explicit axes, None for all others. `uncut` is the function's mesh, where
-    `mesh` cuts the axes of it.
+    `mesh` cuts the axes of it. `stated_results` are the results as `out_shardings` state them.
 
     Example:
         program = sdy.load("model.mlir")
@@ -76,6 +78,7 @@ class Program:
     host_results: frozenset[int] = frozenset()
     uncut: Mesh | None = None
     types_elsewhere: tuple[NamedSharding | None, ...] = ()
+    stated_results: tuple[Leaf, ...] = ()
 
     def on_uncut(self, sharding: TensorSharding) -> TensorSharding:
         """A sharding in axes of the function's mesh."""

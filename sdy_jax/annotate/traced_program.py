@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from sdy_jax.annotate import callbacks, checks, scans, sharding_inspection  # no
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
 from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
-from sdy_jax.annotate.border_types import argument_type, in_memory, in_stated_type, on_mesh, type_of_result, with_type
+from sdy_jax.annotate.border_types import argument_type, as_seen, in_stated_type, type_of_result, with_type
 from sdy_jax.annotate.callback_order import unordered
 from sdy_jax.annotate.equations import named_axes
 from sdy_jax.annotate.explicit_shardings import marked, settle_types
@@ -30,11 +30,11 @@ from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
+from sdy_jax.annotate.trees import Leaves, stand_ins, with_arguments
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals.asked_devices import with_devices_of
-from sdy_jax.jax_internals.contexts import with_devices
 from sdy_jax.jax_internals.platform_rules import rules_for
 from sdy_jax.jax_internals.tracing import trace_and_lower
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
@@ -76,41 +76,42 @@ def from_function(
         jax_mesh: the mesh. On its Explicit axes the function sees types.
         keep_types: whether results have the types that they are computed with, whatever is stated for them.
         in_context: whether the mesh is in context while `fun` is traced, and types on Auto axes show it; else what is
-            in context around the call.
+            in context around the call, and types show what those of the arguments do.
         machine: the platform of the machine for which the program is planned, if it is not that of the mesh's devices.
     """
     leaves, tree, out_shardings = border.leaves, border.tree, border.out_shardings
     mesh = mesh_from_jax(jax_mesh)
     avals = tuple(argument_type(leaf, mesh, jax_mesh) for leaf in leaves)
 
+    outputs: list[Leaf] = []
+
     @functools.wraps(fun)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        result = _arrays(fun(*args, **kwargs))
-        if keep_types or not site.is_typed:
-            return result
-        stated = match_prefix(out_shardings, result, "result", "out_shardings")
-        return jax.tree.unflatten(jax.tree.structure(result), [in_stated_type(leaf, mesh, jax_mesh) for leaf in stated])
+    def checked(*args: Any, **kwargs: Any) -> Leaves:
+        result = _arrays(with_arguments(fun)(*args, **kwargs))
+        outputs[:] = match_prefix(out_shardings, result, "result", "out_shardings")
+        found = Leaves.of(result)
+        if not keep_types and site.is_typed:
+            found.leaves = [in_stated_type(leaf, mesh, jax_mesh) for leaf in outputs]
+        return found
 
     site = Site(mesh, jax_mesh, machine)
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
-    devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
-    with context, devices, with_devices_of(jax_mesh), tracing(site):
+    with context, with_devices_of(jax_mesh), tracing(site):
         platform = lowering_platform(jax_mesh)
-        shows_mesh = in_context and not site.is_typed
-        types = [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals
-        seen = [in_memory(x, leaf, jax_mesh) for x, leaf in zip(types, leaves, strict=True)]
-        arguments = jax.tree.unflatten(tree, seen)
+        shown = jax_mesh if in_context and not site.is_typed else None
+        seen = [as_seen(x, leaf, jax_mesh, shown) for x, leaf in zip(avals, leaves, strict=True)]
+        arguments = stand_ins(tree, seen, [leaf.path for leaf in leaves])
         change = functools.partial(_lowered, site)
         rules = (*site.lowering_rules, *rules_for(machine, platform))
-        traced = functools.partial(trace_and_lower, checked, arguments, jax_mesh, platform, rules, change)
-        module, jaxpr, results, constants = _with_devices_if_needed(traced, jax_mesh)
+        module, jaxpr, results, constants = trace_and_lower(
+            checked, arguments, jax_mesh, platform, rules, change, site.is_typed
+        )
     if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
         raise ClosedOverReferences(refs)
-    out_info, out_tree = jax.tree.flatten(results)
+    out_info, out_tree = results.leaves, results.tree
     if site.is_typed:  # jax leaves the types on a mesh with axes of both kinds out
         out_info = [with_type(info, aval) for info, aval in zip(out_info, jaxpr.out_avals, strict=True)]
-        results = jax.tree.unflatten(out_tree, out_info)
-    outputs = match_prefix(out_shardings, results, "result", "out_shardings")
+    outputs = [replace(leaf, value=info) for leaf, info in zip(outputs, out_info, strict=True)]
     with module.context, ir.Location.unknown(module.context):
         if site.is_typed:
             settle_types(module.operation)
@@ -140,6 +141,7 @@ def from_function(
             host_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.is_on_host),
             host_results=_on_host(jaxpr.out_avals, outputs),
             types_elsewhere=_types_elsewhere(jaxpr, leaves, outputs, jax_mesh),
+            stated_results=tuple(outputs),
         )
         _annotate(program, leaves, outputs, jax_mesh, keep_types)
     return program
@@ -157,22 +159,6 @@ def _lowered(site: Site, jaxpr: Any) -> Any:
         raise NamesMappedAxes(axes)
     lowered = with_library_functions(unordered(jaxpr), site.mesh.size)
     return marked(lowered) if site.is_typed else lowered
-
-
-_WITHOUT_DEVICES = "Length of device assignment"
-"""What jax says of types on Explicit axes, to which the function moves arrays, where it knows no devices."""
-
-
-def _with_devices_if_needed(traced: Callable[[], Any], mesh: AnyMesh) -> Any:
-    """What this returns, with the devices of a mesh in context only if jax refuses it without: there jax (0.12)
-    does not lower a `jax.shard_map` on another mesh."""
-    try:
-        return traced()
-    except ValueError as error:
-        if _WITHOUT_DEVICES not in str(error):
-            raise
-    with with_devices(mesh):
-        return traced()
 
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:

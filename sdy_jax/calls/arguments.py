@@ -42,6 +42,7 @@ class Arguments:
         mesh: the mesh of the function.
         are_typed: whether the function sees types that show shardings: arguments have such, or the mesh in context has
             Explicit axes.
+        in_context: whether the mesh is in context while the function is traced; else what is around the call.
     """
 
     given: Sequence[Leaf]
@@ -51,6 +52,7 @@ class Arguments:
     statics: Statics
     mesh: AnyMesh
     are_typed: bool = False
+    in_context: bool = True
 
     @classmethod
     def of(
@@ -61,9 +63,12 @@ class Arguments:
         mesh: AnyMesh,
         layouts: Layouts | None = None,
         keep_types: bool = False,
+        in_context: bool = True,
     ) -> Arguments:
         """`layouts` are given where the arguments are tracers that stand for arrays. These `keep_types` that they have
-        on Explicit axes, whatever is stated, where they are those of a derivative.
+        on Explicit axes, whatever is stated, where they are those of a derivative. Where the mesh is not in context the
+        function sees those that types show, as under jit, unless that would be Explicit axes beside those of another
+        mesh: all results are on the one of the function.
 
         Raises:
             SdyError: a leaf is no array.
@@ -75,7 +80,11 @@ class Arguments:
         if layouts is None:
             layouts = tuple(_layout(a, b, mesh) for a, b in zip(given, typed, strict=True))
         leaves = [_laid_out(leaf, layout) for leaf, layout in zip(typed, layouts, strict=True)]
-        return cls(given, leaves, layouts, tree, statics, mesh, _are_typed(leaves, mesh))
+        are_typed = _are_typed(leaves, mesh)
+        in_context = in_context or (are_typed and any(x.shown and not _has_axes(x.shown, mesh) for x in leaves))
+        if in_context:
+            leaves = [leaf if leaf.shown is None else replace(leaf, shown=None) for leaf in leaves]
+        return cls(given, leaves, layouts, tree, statics, mesh, are_typed, in_context)
 
     def resized(self, size: int, other: int) -> Arguments:
         """Types of arguments that have another size wherever these have one."""
@@ -94,7 +103,12 @@ class Arguments:
             (*_array_type(x.value), x.spec, x.type, x.is_moved, x.unreduced, x.elsewhere, x.is_on_host)
             for x in self.leaves
         )
-        return (self.mesh, self.tree, types, self.statics.key, self.are_typed)
+        return (self.mesh, self.tree, types, self.statics.key, self.are_typed, self.shown)
+
+    @property
+    def shown(self) -> tuple[jax.sharding.AbstractMesh | None, ...]:
+        """The meshes without Explicit axes that the function sees in the types of its arguments, as under jit."""
+        return tuple(leaf.shown for leaf in self.leaves)
 
     def moves(self, call: PlannedCall) -> tuple[BorderMove, ...]:
         """The arguments whose layouts differ from those that `call` takes, as far as it uses them."""
@@ -148,6 +162,10 @@ def _are_typed(leaves: Sequence[Leaf], mesh: AnyMesh) -> bool:
     around = jax.sharding.get_abstract_mesh()
     is_around = around.axis_names == mesh.axis_names and bool(explicit_axes(around))
     return is_around or any(leaf.type is not None or leaf.is_moved for leaf in leaves)
+
+
+def _has_axes(shown: jax.sharding.AbstractMesh, mesh: AnyMesh) -> bool:
+    return (shown.axis_names, shown.axis_sizes) == (mesh.axis_names, mesh.axis_sizes)
 
 
 def _resized(value: Any, size: int, other: int) -> Any:

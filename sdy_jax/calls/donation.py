@@ -11,6 +11,8 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.annotate.automatic import AUTO
+from sdy_jax.annotate.trees import by_argument
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import StaticParameters, Statics
@@ -33,19 +35,21 @@ def donated_leaves(fun: Callable[..., Any], options: Options, tree: PyTreeDef, s
     if options.donate_argnums is None and options.donate_argnames is None:
         return frozenset()
     donated = StaticParameters.of(fun, options.donate_argnums, options.donate_argnames)
-    args, named = jax.tree.unflatten(tree, range(tree.num_leaves))
+    args, named = by_argument(tree)
     count = len(args) + len(statics.positional)
     dynamic = (position for position in range(count) if position not in statics.positions)
-    found = [arg for position, arg in zip(dynamic, args, strict=True) if position in donated.positions]
-    found += [value for name, value in named.items() if name in donated.names]
-    return frozenset(jax.tree.leaves(found))
+    found = [which for position, (_, which) in zip(dynamic, args, strict=True) if position in donated.positions]
+    found += [which for name, (_, which) in named.items() if name in donated.names]
+    return frozenset(i for which in found for i in which)
 
 
 def warn_of_unusable(call: PlannedCall, mesh: AnyMesh, donated: Collection[int]) -> None:
     """Warns as jit does of donated arguments whose memory no result can take over, where some have their types: of the
-    others jit knows."""
+    others jit knows. Where a result is left open it warns of none, as XLA finds out."""
     program = call.plan.program
-    results = jax.tree.leaves(call.results)
+    if any(leaf.spec is None or leaf.spec is AUTO for leaf in program.stated_results):
+        return
+    results = call.results
     blocks = Counter((s.shard_shape(y.shape), y.dtype) for s, y in zip(results, program.out_info, strict=True))
     types, unusable = {(y.shape, y.dtype) for y in program.out_info}, []
     for i in sorted({*donated} - call.unused):

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, match_prefix
 from sdy_jax.annotate.specs import PARTITION, resolve
+from sdy_jax.annotate.trees import as_prefix, by_argument
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.errors import UnsupportedError
@@ -73,15 +74,13 @@ def says_all(spec: Any) -> bool:
     return isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED not in spec.partitions
 
 
-def shardings_of_results(specs: Any, planned: PlannedCall, mesh: AnyMesh) -> Any:
+def shardings_of_results(planned: PlannedCall, mesh: AnyMesh) -> Any:
     """`out_shardings` for jit: those that are stated, as they are written where results lie so."""
     program = planned.plan.program
-    results = jax.tree.unflatten(program.out_tree, program.out_info)
-    leaves, plans = match_prefix(specs, results, "result", "out_shardings"), jax.tree.leaves(planned.results)
-    stated = [stated_sharding(leaf, mesh) for leaf in leaves]
-    pairs = zip(leaves, stated, plans, strict=True)
+    stated = [stated_sharding(leaf, mesh) for leaf in program.stated_results]
+    pairs = zip(program.stated_results, stated, planned.results, strict=True)
     found = [None if s is None else _as_written(s, p, leaf.value.shape) for leaf, s, p in pairs]
-    return jax.tree.unflatten(program.out_tree, found)
+    return as_prefix(program.out_tree, found)
 
 
 def _as_written(stated: NamedSharding, planned: NamedSharding, shape: Sequence[int]) -> NamedSharding:
@@ -101,20 +100,17 @@ def formats_of_arguments(call: Arguments, planned: PlannedCall) -> Any:
         None if leaf.layout is None else Format(leaf.layout, sharding)
         for leaf, sharding in zip(call.given, shardings, strict=True)
     ]
-    args, kwargs = jax.tree.unflatten(call.tree, formats)
+    positional, kwargs = by_argument(call.tree)
     if kwargs:
         raise UnsupportedError(
             f"in_shardings states the layout of an argument in memory, and the call has keyword arguments "
             f"({', '.join(kwargs)}), with which jit takes none; to fix: pass all arguments by position"
         )
-    return args
+    return tuple(as_prefix(part, formats[which.start : which.stop]) for part, which in positional)
 
 
-def formats_of_results(specs: Any, planned: PlannedCall) -> Any:
+def formats_of_results(planned: PlannedCall) -> Any:
     """`out_shardings` for jit, by the user's tree of specifications."""
     program = planned.plan.program
-    results = jax.tree.unflatten(program.out_tree, program.out_info)
-    leaves = match_prefix(specs, results, "result", "out_shardings")
-    shardings = jax.tree.leaves(planned.results)
-    formats = [s if leaf.layout is None else Format(leaf.layout, s) for leaf, s in zip(leaves, shardings, strict=True)]
-    return jax.tree.unflatten(program.out_tree, formats)
+    pairs = zip(program.stated_results, planned.results, strict=True)
+    return as_prefix(program.out_tree, [s if x.layout is None else Format(x.layout, s) for x, s in pairs])

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES
+from sdy_jax.annotate.trees import as_prefix
 from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.abstract_meshes import check_has_devices, described
 from sdy_jax.calls.argument_moves import OnMovedArguments
@@ -31,12 +32,13 @@ from sdy_jax.calls.planned_call import PlannedCall, View
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.stack_room import with_room
-from sdy_jax.calls.stages import lowered_arguments
+from sdy_jax.calls.stages import NamedLowered, lowered_arguments
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals.contexts import context_mesh
 from sdy_jax.jax_internals.dispatch import CACHE_MISS
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
 from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.plan.border.border_moves import BorderMove
@@ -74,6 +76,8 @@ class JittedFunction:
         self._jitted: dict[Any, Any] = {}
         is_known = isinstance(function.mesh, jax.sharding.Mesh) and not explicit_axes(function.mesh)
         self._dispatch = Dispatch(self._choice, None if is_known else context_mesh)
+        self._ahead_of: set[Any] = set()
+        """The layouts with which something was lowered ahead of calls, which then run that."""
         self._moved: set[str] = set()
         """The paths of arguments whose move was reported already."""
 
@@ -90,7 +94,7 @@ class JittedFunction:
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            _, jitted, args, kwargs = self._ahead(args, kwargs, View.SHOWN)
+            *_, jitted, args, kwargs = self._ahead(args, kwargs, View.SHOWN)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
 
@@ -99,21 +103,21 @@ class JittedFunction:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            planned, jitted, args, kwargs = self._ahead(args, kwargs, View.ALONE if several else View.RUN)
+            call, planned, jitted, args, kwargs = self._ahead(args, kwargs, View.ALONE if several else View.RUN)
             with collection_paused():
                 lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
-        return ComparedLowered.of(lowered, planned.compare) if several else lowered
+        return NamedLowered.of(ComparedLowered.of(lowered, planned.compare) if several else lowered, call, planned)
 
     def _ahead(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
-    ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
-        """The plan of a call, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
+    ) -> tuple[Arguments, PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
+        """A call, its plan, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
         call = self._function.arguments(args, kwargs)
         if view is not View.SHOWN:
             check_moves(call.given, call.mesh)
         jitted = self._chosen(call, view, is_ahead=True).jitted
         planned = self._function.planned(call)
-        return planned, jitted, *lowered_arguments(call, planned)
+        return call, planned, jitted, *lowered_arguments(call, planned)
 
     @with_room
     def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
@@ -130,6 +134,7 @@ class JittedFunction:
         for jitted in self._jitted.values():
             jitted.clear_cache()
         self._jitted.clear()
+        self._ahead_of.clear()
 
     def _as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         """Ahead of a call only traces of the user's function are forbidden by `jax.no_tracing`."""
@@ -213,7 +218,10 @@ class JittedFunction:
             check_moves(call.given, call.mesh)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
-        shardings = self._shardings(call, is_ahead)
+        kind = (call.mesh, call.layouts)
+        if is_ahead and view is View.RUN:
+            self._ahead_of.add(kind)
+        shardings = self._shardings(call, is_ahead or kind in self._ahead_of)
         jitted = self._jitted_for(call.layouts, shardings, call.mesh, view)
         lasts = (not shardings or self._function.is_inner) and not self._function.has_several_meshes
         return DispatchChoice(jitted, lasts)  # other shapes may be better off on another mesh
@@ -223,11 +231,12 @@ class JittedFunction:
         found, results = dict[str, Any](), self._function.options.out_shardings
         is_inner = self._function.is_inner and not call.is_traced  # else vmap would add its axes to them
         if is_inner or call.bring_other_meshes or _states_parts(results, call.mesh):
-            found["out_shardings"] = self._function.planned(call).results
+            planned = self._function.planned(call)
+            found["out_shardings"] = as_prefix(planned.plan.program.out_tree, planned.results)
         elif results is not None and (is_ahead or self._is_respelled(call)):
-            found["out_shardings"] = shardings_of_results(results, self._function.planned(call), call.mesh)
+            found["out_shardings"] = shardings_of_results(self._function.planned(call), call.mesh)
         if states_layouts(results):
-            found["out_shardings"] = formats_of_results(results, self._function.planned(call))
+            found["out_shardings"] = formats_of_results(self._function.planned(call))
         if any(leaf.layout is not None for leaf in call.given):
             found["in_shardings"] = formats_of_arguments(call, self._function.planned(call))
         return found
@@ -272,7 +281,7 @@ class JittedFunction:
         options |= self._function.options.of_jit
         options |= {"static_argnums": self._function.statics.positions, "static_argnames": self._function.statics.names}
         try:
-            return jax.jit(in_name_of(self._function.fun, run), **options)
+            return jit(in_name_of(self._function.fun, run), **options)
         except (TypeError, ValueError) as error:
             _, is_about_fun, problem = str(error).rpartition("Jitted function ")
             subject = f"{self._function.name}()" if is_about_fun else f"the options of {self._function.name}:"
@@ -290,7 +299,7 @@ class JittedFunction:
         """The function that jit traces: it plans, then runs the per-device program on shards. Where it `is_told`, jit
         knows how results are to lie, and itself reports donated buffers that are of no use."""
         if is_run_for_its_ops():
-            return op_by_op(self._function.fun, args, kwargs, mesh, self._function.name)
+            return op_by_op(self._function, args, kwargs, mesh)
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments).seen(view)
         donated = self._function.traced.donated(arguments)

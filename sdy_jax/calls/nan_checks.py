@@ -7,7 +7,6 @@ Here that is the user's function on whole arrays: of the partitioned program no 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.ir.hidden_frames import raising_line
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals.contexts import mesh_in_context
@@ -25,17 +25,18 @@ _OF_AN_OP = re.compile(r"invalid value \(\w+\) encountered in \S+")
 """How jax names an op."""
 
 
-def op_by_op(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh, name: str) -> Any:
-    """The result of the user's function `fun`, called `name`, run op by op on arrays that lie on the mesh.
+def op_by_op(function: PlannedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
+    """The result of the user's function, run op by op on arrays that lie on the mesh.
 
     Raises:
         FloatingPointError: an op gives NaN or infinity; or the function cannot be run so.
     """
-    mesh = auto_mesh(mesh)
+    mesh, name = auto_mesh(mesh), function.name
+    own = mesh if function.traced.has_mesh_in_context else None
     try:
-        with mesh_in_context(mesh) if isinstance(mesh, jax.sharding.Mesh) else nullcontext():
+        with mesh_in_context(own) if isinstance(own, jax.sharding.Mesh) else nullcontext():
             args, kwargs = jax.tree.map(lambda x: _on_mesh(x, mesh), (args, kwargs))
-            return fun(*args, **kwargs)
+            return function.fun(*args, **kwargs)
     except (FloatingPointError, ZeroDivisionError) as error:
         raise explained(error, name) from None
     except Exception as error:

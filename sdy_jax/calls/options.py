@@ -83,6 +83,9 @@ class Options:
     plan: str | os.PathLike[str] | Plan | PlanRecord | None = None
     on_change: str = "error"
     like: str | os.PathLike[str] | Plan | PlanRecord | None = None
+    mesh_in_context: bool = False
+    """Whether the function sees the mesh in context, as under `jax.set_mesh`: where `mesh=` states one. jit has no such
+    option, and shows a function what is in context around the call."""
 
     def check(self) -> None:
         """

@@ -76,7 +76,8 @@ def partition(
             decorator.
         mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, of the first
             `NamedSharding` (or the device of a `SingleDeviceSharding`) among `in_shardings` and `out_shardings`, the
-            one set by `jax.set_mesh`, or that of the first argument that lies on one or whose type shows one. An
+            one set by `jax.set_mesh`, or that of the first argument that lies on one or whose type shows one. A stated
+            mesh is in context inside of the function; else that sees what is around the call, as under jit. An
             `AbstractMesh`, or a `sdy_jax.Mesh`, is enough to plan and lower; calls then run on the devices of arguments
             that lie on such a mesh, or of the one set by `jax.set_mesh`. Until then devices are taken to be like those
             at hand, or of the mesh's `abstract_device`. A list of meshes of the same devices, where something is
@@ -190,6 +191,7 @@ def partition(
         plan,
         on_change,
         like,
+        mesh is not None,
     )
     if fun is None:
         return api_boundary(lambda f: PartitionedFunction(f, options))

@@ -243,7 +243,7 @@ def _run_plain(function: PlannedFunction, *args: Any, **kwargs: Any) -> Any:
     """The plain function: traced for blocks, where jit is disabled, and to find what makes a NaN in a warm call."""
     if not is_run_for_its_ops() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return function.fun(*args, **kwargs)
-    return op_by_op(function.fun, args, kwargs, function.arguments(args, kwargs).mesh, function.name)
+    return op_by_op(function, args, kwargs, function.arguments(args, kwargs).mesh)
 
 
 class _OfValues(PartitionedFunction[P, R]):

@@ -23,6 +23,7 @@ from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import is_used, main_function
 from sdy_jax.jax_internals.checks import effects_of_checks
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.jax_internals.named_axes import with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
@@ -94,7 +95,7 @@ class PlannedCall:
     def lower(self) -> Any:
         """The call lowered, as `jax.jit` lowers it."""
         program = self.plan.program
-        return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
+        return jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
 
     def seen(self, view: View) -> PlannedCall:
         """The same call, as it is looked at."""
@@ -125,12 +126,11 @@ class PlannedCall:
         return specs(self.plan.program, self.plan.arguments, self.plan.program.in_info)
 
     @property
-    def results(self) -> Any:
-        """The jax shardings of the results, in the function's tree."""
+    def results(self) -> list[NamedSharding]:
+        """The jax shardings of the leaves of the results."""
         shardings = specs(self.plan.program, self.plan.results, self.plan.program.out_info)
         pairs = zip(shardings, self._types_elsewhere, strict=True)
-        found = [named(s, self._mesh) if t is None else on_devices_of(t, self._mesh) for s, t in pairs]
-        return jax.tree.unflatten(self.plan.program.out_tree, found)
+        return [named(s, self._mesh) if t is None else on_devices_of(t, self._mesh) for s, t in pairs]
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""

@@ -138,7 +138,8 @@ class PlannedFunction:
         inside = functools.partial(self.traced.mesh_inside, given, tree, statics)
         meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given], inside)
         check_context(self.name, meshes[0])
-        found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
+        in_context = self.traced.has_mesh_in_context
+        found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner, in_context) for each in meshes]
         return found[0] if len(found) == 1 else self._on_best_mesh(found)
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Leaf], PyTreeDef, Statics]:
@@ -152,6 +153,16 @@ class PlannedFunction:
     def mesh_of(self, leaves: Sequence[Leaf]) -> AnyMesh:
         """The mesh of a call with these arguments; of several the first."""
         return self._jax_meshes([leaf.value for leaf in leaves])[0]
+
+    def knows_mesh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call has a mesh, whatever is inside of the function."""
+        if self.mesh is not None:
+            return True
+        dynamic, named, _ = self.split(args, kwargs)
+        with suppress(ShardingError):
+            mesh_of_call(jax.tree.leaves((dynamic, named)))
+            return True
+        return False
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
@@ -170,8 +181,8 @@ class PlannedFunction:
         return self._call_of(self._made(arguments), arguments)
 
     def _planned_in_another_context(self, arguments: Arguments) -> PlannedCall | None:
-        """The plan of a call like this with another mesh in context. The function is traced again, as by jit; what it
-        sees is the same, and if it is the same program, it is not planned again."""
+        """The plan of a call like this with another mesh in context, or in types on Auto axes. The function is traced
+        again, as by jit; what it sees else is the same, and if it is the same program, it is not planned again."""
         own = _without_context(self._key(arguments))
         others = [call for key, call in self._calls.items() if _without_context(key) == own]
         if others:
@@ -311,7 +322,7 @@ class PlannedFunction:
         values = [constrained(leaf, "in_shardings", elsewhere) for leaf in leaves]
         dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)
         axes = self.options.strict_axes
-        with strict(*axes) if axes else nullcontext():
+        with self.traced.context_inlined(elsewhere), strict(*axes) if axes else nullcontext():
             result = self.fun(*statics.merged(dynamic), **named, **dict(statics.named))
         stated = match_prefix(self.options.out_shardings, result, "result", "out_shardings")
         outputs = [constrained(leaf, "out_shardings", elsewhere) for leaf in stated]
@@ -347,7 +358,9 @@ class PlannedFunction:
 
 
 def _without_context(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*key[:-1], without_mesh(key[-1]))
+    """The key of a call without the meshes that the function sees, in context and in the types of arguments."""
+    *own, _, settings = key
+    return (*own, without_mesh(settings))
 
 
 def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:

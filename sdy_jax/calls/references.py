@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from sdy_jax.annotate.argument_errors import ClosedOverReferences
 from sdy_jax.annotate.user_function import function_signature
 from sdy_jax.errors import ArgumentError, ShardingError
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.layouts import layout_of
 
@@ -74,7 +75,7 @@ def bring(ref: Any, path: str, sharding: Any) -> None:
         ShardingError: jit refuses that: it moves no blocks of a Ref, and since jax 0.12 no Ref at all.
     """
     try:
-        jax.jit(_rewritten, in_shardings=sharding)(ref)
+        jit(_rewritten, in_shardings=sharding)(ref)
     except (ValueError, jax.errors.JaxRuntimeError):
         raise ShardingError(
             f"`{path}` is a jax.Ref that lies on other devices than the mesh's, and in_shardings says {sharding.spec}, "

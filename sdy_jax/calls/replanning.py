@@ -8,6 +8,7 @@ from typing import Any
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.jax_internals.contexts import Settings, trace_settings
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.type_text import array_text
 
 
@@ -22,7 +23,7 @@ def changes(arguments: Arguments, before: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
-    mesh, tree, types, statics, are_typed, settings = key
+    mesh, tree, types, statics, are_typed, shown, settings = key
     yield from (f"{name}: {now} for {old}" for name, now, old in _differences(trace_settings(), settings))
     if mesh != arguments.mesh:
         yield f"on {arguments.mesh} for {mesh}"
@@ -36,6 +37,9 @@ def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
     for leaf, new, old in zip(arguments.leaves, arguments.key[2], types, strict=True):
         if new != old:
             yield f"{leaf.path}: {_type(leaf, new)} for {_type(leaf, old)}"
+    for leaf, mesh_shown, before in zip(arguments.leaves, arguments.shown, shown, strict=True):
+        if mesh_shown != before:
+            yield f"{leaf.path}: {_on(mesh_shown)} for {_on(before)}"
 
 
 def _differences(now: Settings, before: Settings) -> Iterator[tuple[str, Any, Any]]:
@@ -43,6 +47,10 @@ def _differences(now: Settings, before: Settings) -> Iterator[tuple[str, Any, An
     for (name, new), (_, old) in zip(now, before, strict=True):
         if new != old:
             yield name, new, old
+
+
+def _on(shown: AnyMesh | None) -> str:
+    return "a type on no mesh" if shown is None else f"a type on the mesh {mesh_from_jax(shown)}"
 
 
 def _type(leaf: Leaf, type_: Sequence[Any]) -> str:

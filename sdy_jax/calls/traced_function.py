@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+from jax.sharding import use_abstract_mesh
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, Parameters, abstracted
-from sdy_jax.annotate.border_types import in_memory, on_mesh
+from sdy_jax.annotate.border_types import as_seen
+from sdy_jax.annotate.equations import has_types_on
 from sdy_jax.annotate.program import Program
+from sdy_jax.annotate.site import current_site
 from sdy_jax.annotate.traced_program import Border, from_function
+from sdy_jax.annotate.trees import stand_ins, with_arguments
 from sdy_jax.annotate.undecided import Decisions, deciding, decisions, taking_first
 from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.donation import donated_leaves
 from sdy_jax.calls.meshes import mesh_inside
 from sdy_jax.calls.options import Options
+from sdy_jax.calls.returned_state import bring_back
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.traces import Trace, key_of_trace, trace_of
 from sdy_jax.jax_internals.contexts import trace_settings
@@ -52,6 +57,19 @@ _ON_EXPLICIT_AXES = (
 )
 
 
+_NO_MESH_IN_CONTEXT = (
+    "requires a non-empty mesh in context",
+    "when you are not under a mesh context",
+    "The context mesh cannot be empty",
+)
+"""What jax says where a function names axes, of which only a mesh in context knows the mesh."""
+
+_MESH_NOT_IN_CONTEXT = (
+    "no mesh is in context here, as under jax.jit, where only shardings or arguments name one. To fix: state it, by "
+    "sdy.partition(..., mesh=mesh), or call the function under jax.set_mesh(mesh), or write NamedSharding(mesh, spec)"
+)
+
+
 _STATED_ON_AUTO_AXES = "that are of type Auto or Manual"
 """What jax says of `out_sharding=` in a function whose arguments have no types; its mesh may have Explicit axes."""
 
@@ -68,12 +86,14 @@ class TracedFunction:
     Attributes:
         fun, options, is_inner: as of `PlannedFunction`.
         statics: its static parameters.
+        has_mesh_in_context: whether its mesh is in context while it is traced; else what is around the call.
         is_typed: of the function of a derivative, whether types show shardings to that which it is of; else None.
     """
 
     def __init__(self, fun: Callable[..., Any], options: Options, is_inner: bool):
         self.fun, self.options, self.is_inner = fun, options, is_inner
         self.statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
+        self.has_mesh_in_context = options.mesh_in_context or isinstance(fun, LoadedFunction)
         self.is_typed: bool | None = None
         self._parameters = Parameters.of(fun)
         self._traces: dict[Any, Trace] = {}
@@ -119,12 +139,24 @@ class TracedFunction:
             except ShardingTypeError as error:
                 error.add_note(_ON_EXPLICIT_AXES)
                 raise
+            except (RuntimeError, ValueError) as error:
+                if not self.has_mesh_in_context and any(words in str(error) for words in _NO_MESH_IN_CONTEXT):
+                    error.add_note(_MESH_NOT_IN_CONTEXT)
+                raise
             finally:
                 _tracing.mesh = outer
 
         positional = dict(enumerate(self._parameters.positional))
         static = {positional[i] for i in statics.positions & positional.keys()} | dict(statics.named).keys()
         return in_name_of(self.fun, fun, static)
+
+    def context_inlined(self, mesh: AnyMesh | None) -> AbstractContextManager[Any]:
+        """What is in context where the function is part of another one: the mesh that it states, which may be that of
+        the other one, if no other is there."""
+        site = current_site()
+        if site is None or not self.has_mesh_in_context or not jax.sharding.get_abstract_mesh().empty:
+            return nullcontext()
+        return use_abstract_mesh((site.jax_mesh if mesh is None else auto_mesh(mesh)).abstract_mesh)
 
     def _traced_mesh(self, arguments: Arguments) -> AnyMesh:
         """The mesh in context while the function is traced: with Explicit axes if types are to show shardings. A
@@ -167,9 +199,9 @@ class TracedFunction:
 
     def _newly_traced(self, arguments: Arguments) -> tuple[Program, AnyMesh, bool]:
         """The program of the user's function, the mesh that it was traced on, and whether that was in context."""
-        mesh, in_context = self._traced_mesh(arguments), True
+        mesh, in_context = self._traced_mesh(arguments), arguments.in_context
         try:
-            return self._traced_on(mesh, arguments), mesh, in_context
+            program = self._traced_on(mesh, arguments, in_context)
         except ValueError as error:
             if _STATED_ON_AUTO_AXES in str(error) and explicit_axes(arguments.mesh):
                 mesh = arguments.mesh
@@ -177,6 +209,10 @@ class TracedFunction:
                 in_context = False
             else:
                 raise
+        else:
+            if in_context or mesh is arguments.mesh or not has_types_on(program.jaxpr, arguments.mesh):
+                return program, mesh, in_context
+            mesh = arguments.mesh
         return self._traced_on(mesh, arguments, in_context), mesh, in_context
 
     def _traced_on(
@@ -197,29 +233,33 @@ class TracedFunction:
         )
         if donated := self.donated(arguments):
             program.mark_donated(donated)
+        if not self.is_inner and not program.is_typed:
+            bring_back(program)
         return program
 
     def types_of_results(self, arguments: Arguments) -> Any:
         """What the function returns, on Auto axes; nothing is planned."""
-        fun, mesh = self.inner(arguments.statics, arguments.mesh), auto_mesh(arguments.mesh)
-        types = [in_memory(on_mesh(leaf.value, mesh), leaf, mesh) for leaf in arguments.leaves]
-        args, kwargs = jax.tree.unflatten(arguments.tree, types)
+        fun, mesh = with_arguments(self.inner(arguments.statics, arguments.mesh)), auto_mesh(arguments.mesh)
+        shown = mesh if arguments.in_context else None
+        types = [as_seen(leaf.value, leaf, mesh, shown) for leaf in arguments.leaves]
+        paths = [leaf.path for leaf in arguments.leaves]
+        args, kwargs = stand_ins(arguments.tree, types, paths)
         try:
-            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            with use_abstract_mesh(mesh.abstract_mesh) if arguments.in_context else nullcontext():
                 return jax.eval_shape(fun, *args, **kwargs)
         except ValueError as error:
-            if not _is_about_the_mesh(error):
+            if shown is None or not _is_about_the_mesh(error):
                 raise
-        args, kwargs = jax.tree.unflatten(arguments.tree, [leaf.value for leaf in arguments.leaves])
+        args, kwargs = stand_ins(arguments.tree, [leaf.value for leaf in arguments.leaves], paths)
         return jax.eval_shape(fun, *args, **kwargs)
 
     def uses_no_other_mesh(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> bool:
         """Whether jax lets the function do what it does with arguments in types on other meshes than that in context.
         For that it is traced once more."""
-        args, kwargs = jax.tree.unflatten(tree, [jax.typeof(leaf.value) for leaf in given])
+        args, kwargs = stand_ins(tree, [jax.typeof(leaf.value) for leaf in given], [leaf.path for leaf in given])
         try:
             with taking_first():
-                jax.make_jaxpr(self.inner(statics, None))(*args, **kwargs)
+                jax.make_jaxpr(with_arguments(self.inner(statics, None)))(*args, **kwargs)
         except ValueError as error:
             if _OF_ANOTHER_MESH in str(error):
                 return False
@@ -231,8 +271,8 @@ class TracedFunction:
         types = [jax.typeof(abstracted(leaf, None).value) for leaf in given]
         key = (tree, statics.key, tuple(types), trace_settings())
         if key not in self._meshes_inside:
-            args, kwargs = jax.tree.unflatten(tree, types)
-            run = self.inner(statics, None)
+            args, kwargs = stand_ins(tree, types, [leaf.path for leaf in given])
+            run = with_arguments(self.inner(statics, None))
             with taking_first():
                 self._meshes_inside[key] = mesh_inside(jax.make_jaxpr(run)(*args, **kwargs))
         return self._meshes_inside[key]

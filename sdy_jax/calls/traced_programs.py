@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sdy_jax.annotate.arguments import Leaf, match_prefix
+from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.loading.loaded_function import LoadedFunction
 
 
@@ -47,7 +48,7 @@ def size_of_mesh(function: PartitionedFunction[..., Any], args: tuple[Any, ...],
 def plain_results(function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The leaves of what the function returns under `jax.jit`; of random keys the words."""
     leaves, run = _of_leaves(function, args, kwargs)
-    found = jax.tree.leaves(jax.jit(run)(*(leaf.value for leaf in leaves)))
+    found = jax.tree.leaves(jit(run)(*(leaf.value for leaf in leaves)))
     return [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in found]
 
 
@@ -75,7 +76,7 @@ def _of_leaves(
 
 
 def _lowered(run: Callable[..., Any], types: Sequence[Any]) -> str:
-    traced = jax.jit(run, keep_unused=True).trace(*types)
+    traced = jit(run, keep_unused=True).trace(*types)
     module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
     return str(module.operation.get_asm(enable_debug_info=False, print_generic_op_form=True))
 
@@ -99,8 +100,7 @@ def transposed(
         return None
     call, (_, run) = planned.arguments(args, kwargs), _of_leaves(function, args, kwargs)
     program = planned.program(call)
-    types = jax.tree.unflatten(program.out_tree, program.out_info)
-    results = match_prefix(planned.options.out_shardings, types, "result", "out_shardings")
+    results = program.stated_results
     smooth, wanted = _smooth(call.leaves), _smooth(results)
     if not smooth or not wanted:
         return None

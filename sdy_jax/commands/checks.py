@@ -19,6 +19,7 @@ from sdy_jax import passes
 from sdy_jax.calls.partition import partition
 from sdy_jax.commands import devices
 from sdy_jax.ir.context import new_context
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.loading.load import load
 from sdy_jax.plan.cache.folder import FOLDER, cache_folder
 from sdy_jax.representation.type_text import bytes_text
@@ -66,7 +67,7 @@ def _devices(options: argparse.Namespace) -> tuple[bool, str]:
 
 def _wide_types(_: argparse.Namespace) -> tuple[bool, str]:
     with jax.enable_x64(True):
-        value = float(jax.jit(lambda x: x * 2)(np.float64(_TINY)))
+        value = float(jit(lambda x: x * 2)(np.float64(_TINY)))
     if value != 2 * _TINY:
         raise ValueError(f"2 * 2**-1000 is {value}")
     return True, "float64 and int64 are computed as such"
@@ -75,7 +76,7 @@ def _wide_types(_: argparse.Namespace) -> tuple[bool, str]:
 def _shard_map(options: argparse.Namespace) -> tuple[bool, str]:
     found = devices.devices(options.devices or jax.device_count())
     mesh = jax.sharding.Mesh(np.array(found), ("x",))
-    total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
+    total = jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
     got = float(total(jnp.arange(float(len(found))))[0])
     wanted = len(found) * (len(found) - 1) / 2
     if got != wanted:
@@ -119,7 +120,7 @@ def _end_to_end(options: argparse.Namespace) -> tuple[bool, str]:
     ours = partition(network, mesh=mesh, in_shardings=(P("data"), P(None, "model"), P("model")), on_unknown="ignore")
     wanted = np.tanh(x.astype(np.float64) @ up) @ down
     ratio = float(np.abs(np.asarray(ours(x, up, down)) - wanted).max() / np.abs(wanted).max())
-    plain = float(np.abs(np.asarray(jax.jit(network)(x, up, down)) - wanted).max() / np.abs(wanted).max())
+    plain = float(np.abs(np.asarray(jit(network)(x, up, down)) - wanted).max() / np.abs(wanted).max())
     if ratio > 4 * plain + _ROUNDING:
         raise ValueError(f"a network on {shape} devices is off by {ratio:.1e}, the plain one by {plain:.1e}")
     count = len(ours.plan(x, up, down).collectives)

@@ -20,6 +20,7 @@ from sdy_jax.equivalence.drawing import arguments, draw_of
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, function_of
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.locations import short_source
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.analysis.factors import dimension_axes, dividing_factors, in_contiguous_blocks
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.registry import Shards, strategies_of, summed_in
@@ -96,7 +97,7 @@ class _Trial:
     def __init__(self, op: Op, own: CustomOp, rule: OpShardingRule, seed: int, tolerances: tuple[float | None, float]):
         self._op, self._own, self._rule, self._seed, self._tolerances = op, own, rule, seed, tolerances
         self._strategy = strategies_of(op, rule)[0]
-        self._run = jax.jit(own.run)
+        self._run = jit(own.run)
 
     def verified(self) -> VerifiedKernel:
         """What came of it."""
@@ -116,7 +117,7 @@ class _Trial:
         whole = [np.asarray(x) for x in self._run(*given)]
         wanted = whole
         if self._own.reference is not None:
-            plain = jax.jit(self._own.reference)(*given)
+            plain = jit(self._own.reference)(*given)
             wanted = [np.asarray(x).astype(y.dtype) for x, y in zip(plain, whole, strict=True)]
             if problem := self._worst(zip(whole, wanted, strict=True)):
                 return self._outcome("different", "", f"on whole arrays {problem}")

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.equivalence.blocks import cut, joined
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.targets.target import forms_for
@@ -59,7 +60,7 @@ class Observed:
 
         mapped = jax.shard_map(run, mesh=on_devices, in_specs=spec, out_specs=spec, check_vma=False)
         with jax.enable_x64(True):
-            found = [np.asarray(x) for x in jax.jit(mapped)(*given)]
+            found = [np.asarray(x) for x in jit(mapped)(*given)]
         return [self._joined(x, value) for x, value in zip(found, outputs, strict=True)]
 
     def _joined(self, blocks: np.ndarray, value: Value) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.custom_ops import AFTER, KERNEL, ROUNDED, Kernel, KernelBlocks, function_of, target_of, title_of
 from sdy_jax.ir.graph import OWN_TARGETS
 from sdy_jax.ir.operations import module_of, post_order, replace_op
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.op_rules.slicing import PIECES, ROLL
 
@@ -88,7 +89,7 @@ def _kernel(op: ir.Operation) -> Sequence[ir.Value]:
     blocks = KernelBlocks((), {}, tuple(tuple(_shape(x)) for x in op.results))
     given = [jax.ShapeDtypeStruct(_shape(x), numpy_dtype(_element(x))) for x in op.operands]
     try:
-        traced = jax.jit(lambda *xs: list(own.run(blocks, *xs)), keep_unused=True).trace(*given)
+        traced = jit(lambda *xs: list(own.run(blocks, *xs)), keep_unused=True).trace(*given)
         lowered = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
     except Exception as error:
         said = str(error).partition("\n")[0]

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sdy_jax.equivalence.extraction import extracted, is_manual, on_whole_arrays
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.loading.program_calls import program_p
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 
@@ -36,7 +37,7 @@ def run_plain(
     elif devices is not None and is_manual(module):
         options = {"in_shardings": NamedSharding(devices, PartitionSpec())}
     with jax.enable_x64(True):
-        found = jax.jit(lambda *xs: program_p.bind(*xs, **parameters), **options)(*arguments)
+        found = jit(lambda *xs: program_p.bind(*xs, **parameters), **options)(*arguments)
         return [np.asarray(x) for x in found]
 
 

@@ -23,10 +23,13 @@ DERIVED = "sdy.derived"
 """On ops: the indices of the results whose shardings are those that JAX's typing rules gave them, on Explicit axes.
 These are proposals."""
 
+RETURNED = "sdy.returned"
+"""On results of functions: the sharding is that in which an argument, which the result replaces, is passed."""
+
 WRITTEN = "sdy.written"
 """On constraints that the user wrote, until those that JAX wrote for derived types are gone."""
 
-STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED})
+STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED, RETURNED})
 
 
 def derived_results(attributes: Mapping[str, ir.Attribute]) -> tuple[int, ...]:

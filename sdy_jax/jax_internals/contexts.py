@@ -32,7 +32,7 @@ _NOT_SEEN = frozenset({"axis_env_state"})
 """What a function does not see of the trace around it: inside, no axis is mapped."""
 
 _MESH = "abstract_mesh_context_manager"
-"""The mesh in context, for which jit traces again. A function that is partitioned sees its own mesh there."""
+"""The mesh in context, for which jit traces again. A function that states its own sees that one there."""
 
 
 def without_mesh(settings: Settings) -> Settings:

@@ -3,8 +3,8 @@
 * `use_simplified_jaxpr_constants` with `hoist_constants_as_args`: arrays that a function closes over become arguments
   of the lowered module instead of giant constants in its text. jax has no public switch for either.
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
-* `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place, and
-  `Traced._meta_tys_flat`, the shardings of arguments, which are on a mesh without devices.
+* `Traced._params`: the jaxpr that is lowered, to put one without ordered effects in its place, and the mesh with
+  devices that was in context; `Traced._meta_tys_flat`, the shardings of arguments, which are on a mesh without devices.
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
 from copy import copy
 from functools import partial
@@ -25,6 +26,8 @@ from jax._src.sharding_impls import _internal_use_concrete_mesh
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.jax_internals.contexts import with_devices
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.jax_internals.symbolic_shapes import has_symbolic_parts, with_called_sizes
 from sdy_jax.jax_internals.trace_messages import in_silence, loudly
 
@@ -36,6 +39,7 @@ def trace_and_lower(
     platform: str,
     rules: Any = (),
     change: Callable[[Any], Any] = lambda jaxpr: jaxpr,
+    is_typed: bool = False,
 ) -> tuple[Any, Any, Any, tuple[Any, ...]]:
     """Traces a function and lowers it to StableHLO.
 
@@ -46,6 +50,8 @@ def trace_and_lower(
         platform: what it is lowered for.
         rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
         change: from the closed jaxpr that was traced to the one that is lowered.
+        is_typed: whether types show shardings, of which jax lowers some ops for known devices only: those of the mesh,
+            where none are in context. While it is traced, the function sees none of them, as under jit.
 
     Returns:
         The MLIR module, the traced function as a closed jaxpr, jax's record of the outputs (`out_info`, a tree), and
@@ -54,23 +60,42 @@ def trace_and_lower(
     """
     loud = loudly(fun)
     with config.use_simplified_jaxpr_constants(True), in_silence():
-        traced = jax.jit(loud, keep_unused=True).trace(*arguments[0], **arguments[1])
+        traced = jit(loud, keep_unused=True).trace(*arguments[0], **arguments[1])
         changed = _to_lower(traced, change(traced.jaxpr), mesh)
-        lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
         parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)
+        lower = partial(_lowered, changed, mesh, platform, parameters)
         try:
-            lowered = lower(lowering_platforms=(platform,), _private_parameters=parameters)
+            lowered = lower(is_typed)
         except ValueError as error:
-            if _CONSTANTS_ELSEWHERE not in str(error):
+            if is_typed or _WITHOUT_DEVICES not in str(error):
                 raise
-            parameters = dataclasses.replace(parameters, hoist_constants_as_args=False)
-            lowered = lower(lowering_platforms=(platform,), _private_parameters=parameters)
+            lowered = lower(True)
     constants = (*lowered._lowering.const_args, *traced._consts)
     module = lowered.compiler_ir("stablehlo")
     module.context.enable_multithreading(False)  # a process that is forked has none of the threads (`ir.context`)
     if has_symbolic_parts(module):
         module = with_called_sizes(module)
     return module, traced.jaxpr, traced.out_info, constants
+
+
+def _lowered(traced: Any, mesh: Any, platform: str, parameters: Any, knows_devices: bool) -> Any:
+    """A traced function lowered, in a context that `knows_devices` of the mesh, or not: with them jax (0.12) does not
+    lower a `jax.shard_map` on another mesh."""
+    with with_devices(mesh) if knows_devices else nullcontext():
+        found = copy(traced)
+        found._params = {**traced._params, "ctx_mesh": get_concrete_mesh()}
+        lower = _in_a_thread(found.lower) if _is_lowering() else found.lower
+        try:
+            return lower(lowering_platforms=(platform,), _private_parameters=parameters)
+        except ValueError as error:
+            if _CONSTANTS_ELSEWHERE not in str(error):
+                raise
+        parameters = dataclasses.replace(parameters, hoist_constants_as_args=False)
+        return lower(lowering_platforms=(platform,), _private_parameters=parameters)
+
+
+_WITHOUT_DEVICES = "Length of device assignment"
+"""What jax says of types on Explicit axes, to which the function moves arrays, where it knows no devices."""
 
 
 _CONSTANTS_ELSEWHERE = "closed over constant sharding"

@@ -17,6 +17,7 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var  # type: ignore[attr-defined, unused-ignore]
 
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.jax_internals.loops import scan_constants, with_scan_constants
 from sdy_jax.jax_internals.pallas import traced_with_refs, with_constants
 from sdy_jax.kernels.body import GRID, equations_in
@@ -145,7 +146,7 @@ _INTO = {
 @cache
 def _of_one() -> Mapping[str, tuple[Any]]:
     """The parameters of `jit` that say something per argument, as they are for one of which nothing is said."""
-    (equation,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(np.int32(0)).eqns
+    (equation,) = jax.make_jaxpr(jit(lambda x: x + 1))(np.int32(0)).eqns
     return {name: equation.params[name] for name in ("in_shardings", "in_layouts", "donated_invars")}
 
 

@@ -13,6 +13,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
+from sdy_jax.annotate.trees import by_argument
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Value
@@ -210,21 +211,22 @@ _NAMED = re.compile(r'^loc\("([A-Za-z_]\w*)[^"]*"\)$')
 
 def _input_paths(exported: export.Exported, module: ir.Operation) -> tuple[str, ...]:
     """The leaves of an exported function's arguments, which are called as the module's locations say, if they do."""
-    arguments, named = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
+    positional, keyword = by_argument(exported.in_tree)
     leaves = sorted(exported.module_kept_var_idx)
     values = list(body_of(main_function(module)).arguments)
     kept = dict(zip(leaves, values[len(values) - len(leaves) :], strict=True))
     names = []
-    for argument in arguments:
-        found = {_NAMED.sub(r"\1", str(kept[leaf].location)) for leaf in jax.tree.leaves(argument) if leaf in kept}
+    for _, which in positional:
+        found = {_NAMED.sub(r"\1", str(kept[leaf].location)) for leaf in which if leaf in kept}
         names += [name for name in found if name.isidentifier()] if len(found) == 1 else []
-    known = len(names) == len(arguments) == len({*names, *named}) - len(named)
+    known = len(names) == len(positional) == len({*names, *keyword}) - len(keyword)
+    arguments, named = jax.tree.unflatten(exported.in_tree, [object() for _ in exported.in_avals])
     return tuple(leaf.path for leaf in argument_leaves(None, arguments, named, names if known else ()))
 
 
 def _paths(tree: Any, root: str) -> tuple[str, ...]:
-    numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
-    return tuple(leaf.path for leaf in match_prefix(None, numbered, root, ""))
+    whole = jax.tree.unflatten(tree, [object() for _ in range(tree.num_leaves)])
+    return tuple(leaf.path for leaf in match_prefix(None, whole, root, ""))
 
 
 def _own_mesh(module: ir.Operation) -> tuple[Mesh, str]:

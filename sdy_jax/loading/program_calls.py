@@ -20,6 +20,7 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.operations import body_of, function_type, main_function
 from sdy_jax.jax_internals.exported import with_module
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.runtime.evaluation import apart
@@ -93,7 +94,7 @@ def _initialize_lapack() -> None:
     """jaxlib fetches LAPACK's functions when jax lowers the first call of one; what is called before ends the process
     (0.10 to 0.12)."""
     matrix = jax.ShapeDtypeStruct((1, 1), "float32")
-    apart(lambda: jax.jit(jax.lax.linalg.cholesky).trace(matrix).lower(lowering_platforms=("cpu",)))
+    apart(lambda: jit(jax.lax.linalg.cholesky).trace(matrix).lower(lowering_platforms=("cpu",)))
 
 
 def _meshes_to_add(module: ir.Operation, caller: ir.Operation) -> list[ir.Operation]:

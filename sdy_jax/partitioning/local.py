@@ -23,6 +23,7 @@ from sdy_jax.ir.operations import (
     top_level,
 )
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.jax_internals.lowering import listed_replica_groups
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.emission.emit import local_function, used_axes
@@ -126,7 +127,7 @@ def lowered_on_blocks(
     )
     with jax.enable_x64(True), listed_replica_groups():
         blocks = [_block(*argument, mesh.mesh) for argument in arguments]
-        lowered = jax.jit(mapped, keep_unused=True).trace(*blocks).lower(lowering_platforms=("cpu",))
+        lowered = jit(mapped, keep_unused=True).trace(*blocks).lower(lowering_platforms=("cpu",))
         text = str(lowered.compiler_ir("stablehlo"))
     module = ir.Module.parse(text, context)
     for computation in named(module.operation, "sdy.manual_computation"):

@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.representation.types import explicit_axes
 
 Entry = tuple[str, ...]
@@ -92,7 +93,7 @@ def moved(fun: Callable[..., Any], x: Any, entries: Sequence[Entry | str | None]
         return fun(x)
     explicit = explicit_axes(type_of(x).sharding.mesh)
     known = [[name for name in _names(each) if name in explicit] for each in entries]
-    return jax.jit(jax.sharding.auto_axes(fun, out_sharding=_spec_of(known, x)))(x)
+    return jit(jax.sharding.auto_axes(fun, out_sharding=_spec_of(known, x)))(x)
 
 
 def _names(entry: Entry | str | None) -> Entry:

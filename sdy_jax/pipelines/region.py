@@ -14,6 +14,7 @@ import jax
 from sdy_jax.annotate.site import current_mesh
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals.contexts import context_mesh, mesh_in_context
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.pipelines.explicit_types import on_mesh, split_over
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.types import explicit_axes
@@ -56,7 +57,7 @@ class Region:
             with jax.named_scope(scope) if scope else nullcontext():
                 return inside(*(args if self.around is None else split_over(self.axis, in_specs, args)))
 
-        run = jax.jit(scoped)  # eagerly, jax maps over all axes only
+        run = jit(scoped)  # eagerly, jax maps over all axes only
 
         def called(*args: Any) -> Any:
             with self.context:

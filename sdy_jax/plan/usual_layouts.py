@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import jax
-
 from sdy_jax.annotate.program import Program
+from sdy_jax.annotate.trees import Part, by_argument, children
 from sdy_jax.ir.graph import Graph
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan.expert_parallel import expert_parallel
@@ -35,39 +34,32 @@ dimension."""
 def carried(program: Program) -> dict[int, int]:
     """The argument leaves that come back as results, with the result leaves: those of an argument with the structure
     and the types of all results, or of one of them."""
-    arguments = jax.tree.unflatten(program.in_tree, range(len(program.inputs)))
-    results = jax.tree.unflatten(program.out_tree, range(len(program.outputs)))
-    free = [results, *(_children(results) if not jax.tree_util.all_leaves([results]) else ())]
+    positional, named = by_argument(program.in_tree)
+    free = [(program.out_tree, range(len(program.outputs))), *children(program.out_tree)]
     found = dict[int, int]()
-    for argument in [*arguments[0], *arguments[1].values()]:
+    for argument in [*positional, *named.values()]:
         result = next((each for each in free if _are_alike(program, argument, each)), None)
         if result is not None:
-            free = [each for each in free if each is not result]
-            found.update(zip(jax.tree.leaves(argument), jax.tree.leaves(result), strict=True))
+            free.remove(result)
+            found.update(zip(argument[1], result[1], strict=True))
     return found
 
 
 def largest(program: Program) -> Sequence[int]:
     """The leaves of the argument with the most bytes: the weights, where nothing comes back."""
-    arguments = jax.tree.unflatten(program.in_tree, range(len(program.inputs)))
-    trees = [jax.tree.leaves(tree) for tree in (*arguments[0], *arguments[1].values())]
-    return max(trees, key=lambda leaves: sum(_bytes(program.in_info[i]) for i in leaves), default=[])
+    positional, named = by_argument(program.in_tree)
+    trees = [which for _, which in (*positional, *named.values())]
+    return max(trees, key=lambda which: sum(_bytes(program.in_info[i]) for i in which), default=[])
 
 
 def _bytes(leaf: Any) -> int:
     return int(math.prod(leaf.shape) * leaf.dtype.itemsize)
 
 
-def _children(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=lambda node: node is not tree)
-
-
-def _are_alike(program: Program, argument: Any, result: Any) -> bool:
-    structures: list[Any] = [jax.tree.structure(argument), jax.tree.structure(result)]
-    if structures[0] != structures[1]:
+def _are_alike(program: Program, argument: Part, result: Part) -> bool:
+    if argument[0] != result[0]:
         return False
-    pairs = zip(jax.tree.leaves(argument), jax.tree.leaves(result), strict=True)
-    both = [(program.in_info[i], program.out_info[j]) for i, j in pairs]
+    both = [(program.in_info[i], program.out_info[j]) for i, j in zip(argument[1], result[1], strict=True)]
     return bool(both) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in both)
 
 

@@ -30,11 +30,11 @@ class Signature:
 
 def signature_of(tree: PyTreeDef, paths: Sequence[str]) -> Signature:
     """The signature of a function of positional and keyword arguments; `paths` say what the user calls the leaves."""
-    args, kwargs = jax.tree.unflatten(tree, range(tree.num_leaves))
+    args, kwargs = jax.tree.unflatten(tree, map(_Index, range(tree.num_leaves)))
     names: list[str] = []
     for number, arg in enumerate(args):
         found = jax.tree.leaves(arg)
-        root = identifier(paths[found[0]].partition("[")[0].partition(".")[0]) if found else f"arg{number}"
+        root = identifier(paths[found[0].number].partition("[")[0].partition(".")[0]) if found else f"arg{number}"
         names.append(root if root not in names and root not in kwargs else f"{root}_{number}")
     roots = [*zip(names, args, strict=True), *kwargs.items()]
     leaves = {leaf: text for root, value in roots for leaf, text in _leaves(root, value)}
@@ -46,7 +46,7 @@ def _leaves(root: str, value: Any) -> Iterator[tuple[int, str]]:
     """Each leaf of an argument, and an expression for it."""
     for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(value)):
         steps = [_step(key) for key in path]
-        yield leaf, f"jax.tree.leaves({root})[{number}]" if None in steps else root + "".join(map(str, steps))
+        yield leaf.number, f"jax.tree.leaves({root})[{number}]" if None in steps else root + "".join(map(str, steps))
 
 
 def _step(key: Any) -> str | None:
@@ -71,7 +71,7 @@ def _special(root: str, value: Any) -> Iterator[tuple[PyTreeDef, str]]:
     elif type(value) is dict:
         for key, item in value.items():
             yield from _special(f"{root}[{_quoted(key)}]", item)
-    elif value is not None and not isinstance(value, int):
+    elif value is not None and not isinstance(value, _Index):
         yield jax.tree.structure(value), root
 
 
@@ -84,6 +84,13 @@ def result_text(tree: PyTreeDef, leaves: Sequence[str], known: Sequence[tuple[Py
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """A leaf by its number; no number itself, of which a node may make an array."""
+
+    number: int
 
 
 def _tree_text(value: Any, known: Sequence[tuple[PyTreeDef, str]]) -> str:

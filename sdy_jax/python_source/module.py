@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.annotate.trees import by_argument
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
@@ -175,9 +176,9 @@ class _Writing:
         donated = {i for i, entry in enumerate(entries) if "jax.buffer_donor" in entry}
         if not donated:
             return "jax.jit"
-        args, kwargs = jax.tree.unflatten(self.program.in_tree, range(self.program.in_tree.num_leaves))
-        positions = tuple(i for i, arg in enumerate(args) if _all_in(arg, donated))
-        named = tuple(name for name, arg in kwargs.items() if _all_in(arg, donated))
+        args, kwargs = by_argument(self.program.in_tree)
+        positions = tuple(i for i, (_, which) in enumerate(args) if _all_in(which, donated))
+        named = tuple(name for name, (_, which) in kwargs.items() if _all_in(which, donated))
         options = [f"donate_argnums={positions}"] if positions else []
         options += [f"donate_argnames={named}"] if named else []
         return f"jax.jit({', '.join(options)})" if options else "jax.jit"
@@ -237,8 +238,7 @@ _IMPORTS = {
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
-def _all_in(arg: Any, donated: set[int]) -> bool:
-    leaves = jax.tree.leaves(arg)
+def _all_in(leaves: range, donated: set[int]) -> bool:
     return bool(leaves) and donated.issuperset(leaves)
 
 

@@ -34,6 +34,15 @@ def type_on(value: Any, mesh: AnyMesh) -> NamedSharding | None:
     return NamedSharding(sharding.mesh.abstract_mesh, spec.update(partitions=partitions))
 
 
+def auto_mesh_of(value: Any) -> jax.sharding.AbstractMesh | None:
+    """The mesh that the type of a value shows, if it has no Explicit axes: of how it lies on that it says nothing."""
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty or explicit_axes(sharding.mesh):
+        return None
+    mesh: jax.sharding.AbstractMesh = sharding.mesh.abstract_mesh
+    return mesh
+
+
 def type_elsewhere(value: Any, mesh: AnyMesh) -> NamedSharding | None:
     """What the type of a value on another mesh with Explicit axes says."""
     sharding = getattr(value, "sharding", None)

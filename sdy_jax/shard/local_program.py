@@ -18,6 +18,7 @@ from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.context import new_context
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied, main_function
+from sdy_jax.jax_internals.jit import jit
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.emission.re_emission import mlir_name, numpy_dtype
@@ -159,7 +160,7 @@ class LocalProgram:
             out_specs=_one_each(out_specs, every, self._refined),
             check_vma=False,
         )
-        return jax.jit(mapped)
+        return jit(mapped)
 
 
 def _check_arrays(arguments: Sequence[Value]) -> None:

@@ -44,6 +44,45 @@ def test_a_compiled_program_says_how_it_takes_and_returns_arrays(mesh, values):
     assert len(f.plans) == 1
 
 
+COMPILED = {
+    "numpy": lambda jit, x: (jit, (x,)),
+    "by name": lambda jit, x: (jit, (), {"x": x}),
+    "uncommitted": lambda jit, x: (jit, (jnp.asarray(x),)),
+    "committed": lambda jit, x: (jit, (jax.device_put(x, jit.rows),)),
+    "a number": lambda jit, x: (jit, (x, 2.0)),
+    "results stated": lambda jit, x: (jit, (x,), {}, {"out_shardings": jit.rows}),
+    "results stated, committed": lambda jit, x: (jit, (jax.device_put(x, jit.rows),), {}, {"out_shardings": jit.rows}),
+}
+
+
+class _Stated:
+    def __init__(self, mesh):
+        self.rows = NamedSharding(mesh, P("data"))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_call_runs_what_was_compiled_ahead_of_it(mesh, name):
+    times = []
+    stated = _Stated(mesh)
+    _, args, *rest = COMPILED[name](stated, X)
+    kwargs, options = (*rest, {}, {})[:2]
+    f = sdy.partition(lambda x, y=1.0: jnp.tanh(x) * y, mesh=mesh, in_shardings={"x": P("data")}, **options)
+    compiled = f.lower(*args, **kwargs).compile()
+    jax.block_until_ready(jax.jit(jnp.abs, in_shardings=stated.rows)(jnp.asarray(X)))  # what moves an array
+
+    def listen(event, duration, **_):
+        times.append(event) if "backend_compile" in event else None
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        found = f(*args, **kwargs)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not times
+    np.testing.assert_array_equal(found, compiled(*args, **kwargs))
+    assert all(isinstance(s, NamedSharding) for s in jax.tree.leaves(compiled.input_shardings))
+
+
 def test_lowering_for_another_platform(mesh):
     f = sdy.partition(jnp.sin, mesh=mesh, in_shardings=P("data"))
     assert "num_partitions = 8" in f.trace(X).lower(lowering_platforms=("tpu",)).as_text()

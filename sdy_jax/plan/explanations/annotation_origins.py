@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import CONSTRAINTS
-from sdy_jax.ir.statements import DERIVED
+from sdy_jax.ir.statements import DERIVED, RETURNED
 from sdy_jax.op_rules.dataflow import EdgeKind
-from sdy_jax.plan.explanations.derived_types import is_derived_result
+from sdy_jax.plan.explanations.derived_types import is_derived_result, is_marked
 from sdy_jax.plan.explanations.naming import Naming
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.sharded_values import FunctionResult
@@ -89,6 +89,9 @@ class Annotations:
             if sharding is not None and is_derived_result(where):
                 text = f"the type of {self._naming.describe(value_id)}: {spec_text(sharding)}"
                 return Annotation("annotation", value_id, text)
+            if sharding is not None and is_marked(where, RETURNED):
+                text = f"the layout of the argument that {self._naming.describe(value_id)} replaces, which is small: "
+                return Annotation("annotation", value_id, text + spec_text(sharding))
             return self._boundary("out_shardings", value_id, sharding)
         assert where is not None
         op = where.defining_op

@@ -31,8 +31,13 @@ class Derivation(NamedTuple):
 
 def is_derived_result(result: FunctionResult) -> bool:
     """Whether the sharding of a function's result is that of its type."""
+    return is_marked(result, DERIVED)
+
+
+def is_marked(result: FunctionResult, name: str) -> bool:
+    """Whether a function's result has an attribute of that name."""
     attributes = result.function.attributes
-    return "res_attrs" in attributes and DERIVED in ir.DictAttr(ir.ArrayAttr(attributes["res_attrs"])[result.index])
+    return "res_attrs" in attributes and name in ir.DictAttr(ir.ArrayAttr(attributes["res_attrs"])[result.index])
 
 
 class DerivedTypes:
