@@ -2,6 +2,8 @@
 
 jax does so where a call enters it from outside, for the folders that are registered, unless `JAX_TRACEBACK_FILTERING`
 is off. Its public `register_exclusion` is for the source lines of ops, and not for tracebacks.
+
+* `source_info_util.is_user_filename`: of which files jax says lines, which its public registry only adds to.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from jax._src import config, traceback_util
+from jax._src import config, source_info_util, traceback_util
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,3 +33,9 @@ def unfiltered() -> AbstractContextManager[Any]:
     """Inside, tracebacks are whole: for reports of our own mistakes."""
     whole: AbstractContextManager[Any] = config.traceback_filtering("off")
     return whole
+
+
+def is_user_file(file: str) -> bool:
+    """Whether jax gives lines of this file as those of ops: none of its own, of the standard library, or of ours."""
+    found: bool = source_info_util.is_user_filename(file)
+    return found
