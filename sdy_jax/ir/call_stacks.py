@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import named, pre_order
-from sdy_jax.jax_internals.tracebacks import is_user_file
+from sdy_jax.jax_internals.tracebacks import is_user_file, lines_of_the_stack
 
 T = TypeVar("T")
 
@@ -119,7 +119,8 @@ def called_through(frames: Sequence[CallFrame], fun: Callable[[], T]) -> T:
     """The result of a function, which is called as if from these frames, the innermost first."""
     call: Callable[..., T] = _call
     functions = [_function(frame) for frame in reversed(frames)]
-    return call(*functions, fun)
+    with lines_of_the_stack():
+        return call(*functions, fun)
 
 
 def _call(fun: Callable[..., T], *rest: Any) -> T:
