@@ -189,8 +189,8 @@ def _stack(names: list[str]) -> tuple[str, str]:
 
 def scope_of(name: str) -> str:
     """The scopes in the name of an instruction of a compiled program: `layer/mlp` of
-    `jit(step)/transpose(jvp(layer))/mlp/mul`. XLA joins names where it makes one instruction of several, as `a/mul;b/add`
-    or `around/(a/mul:b/add)`: then the first's, or those around all."""
+    `jit(step)/transpose(jvp(layer))/mlp/mul`. XLA joins names where it makes one instruction of several: these are the
+    first's of `a/mul;b/add`, and those around all of `around/(a/mul:b/add)`."""
     scopes = name.partition(";")[0].partition("/(")[0].split("/")
     scopes = scopes if "/(" in name else scopes[:-1]
     return "/".join(filter(None, map(_scope, scopes)))

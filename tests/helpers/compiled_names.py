@@ -16,8 +16,8 @@ class Shown(NamedTuple):
 
 
 def shown(text):
-    """The instructions that say where they come from. What is sent for an op has the op's scope; those that XLA makes of
-    several, of which it joins the names, are left out."""
+    """The instructions that say where they come from. What is sent for an op has the op's scope; what XLA makes of
+    several, whose names it joins, is left out."""
     tables = dict(re.findall(r"^(\w+)\n((?:\d+ .*\n)+)", text, re.MULTILINE))
     files = dict(re.findall(r'^(\d+) "(.*)"$', tables.get("FileNames", ""), re.MULTILINE))
     places = re.findall(r"^(\d+) \{file_name_id=(\d+) .*?line=(\d+)", tables.get("FileLocations", ""), re.MULTILINE)
