@@ -23,8 +23,10 @@ from sdy_jax.jax_internals.tracebacks import is_user_file, lines_of_the_stack
 
 T = TypeVar("T")
 
-_STRING = r'"((?:[^"\\]|\\.)*)"'
-_PART = re.compile(rf"(?:{_STRING}\()?{_STRING}:(\d+):(\d+)(?: to (\d*):(\d+))?|{_STRING}(?=\(| at |\)|$)")
+_STRING = r'"([^"\\]*(?:\\.[^"\\]*)*)"'
+_AT = r":(\d+):(\d+)(?: to (\d*):(\d+))?"
+_PART = re.compile(rf"{_STRING}(?:\({_STRING}{_AT}|{_AT})?")
+"""A function at a place in a file, or a place alone, or a name."""
 _ESCAPED = re.compile(r"\\([0-9A-Fa-f]{2})")
 _NAME_STACK = re.compile(r"[/(:]")
 _JIT = "jit("
@@ -70,22 +72,26 @@ def call_stack(location: ir.Location) -> CallStack:
 
 def _call_stack(text: str) -> CallStack:
     frames, names = list[CallFrame](), list[str]()
-    for found in _PART.finditer(text):
-        function, file, line, column, end_line, end_column, name = found.groups()
-        if file is None:
+    for name, file, *place in _PART.findall(text):
+        if file or place[4]:
+            name, frame = _frame(name, file, *place[:4]) if file else _frame("", name, *place[4:])
+            frames.append(frame)
+        if name and not name.endswith(":"):  # that of the primitive once more
             names.append(name)
-            continue
-        if function and _NAME_STACK.search(function):
-            names.append(function)
-            function = ""
-        begin = int(line), int(column)
-        end = (int(end_line or line), int(end_column)) if end_column else begin
-        frames.append(CallFrame(_plain(file), _plain(function or ""), *begin, *end))
-    # A callee's name comes before its caller's; one with a colon is that of the primitive once more.
-    parts = [part for name in reversed(names) if not name.endswith(":") for part in _plain(name).split("/") if part]
+    # A callee's name comes before its caller's.
+    parts = [part for name in reversed(names) for part in _plain(name).split("/") if part]
     if not parts or not parts[0].startswith(_JIT):
         return CallStack(tuple(parts), "", tuple(frames))
     return CallStack(tuple(parts[1:-1]), parts[-1] if len(parts) > 1 else "", tuple(frames))
+
+
+@lru_cache(maxsize=1 << 14)
+def _frame(function: str, file: str, line: str, column: str, end_line: str, end_column: str) -> tuple[str, CallFrame]:
+    """The name stack that is right around a frame, where its function is left out; and the frame."""
+    name, function = (function, "") if _NAME_STACK.search(function) else ("", function)
+    begin = int(line), int(column)
+    end = (int(end_line or line), int(end_column)) if end_column else begin
+    return name, CallFrame(_plain(file), _plain(function), *begin, *end)
 
 
 def _plain(text: str) -> str:
