@@ -27,7 +27,7 @@ _STRING = r'"([^"\\]*(?:\\.[^"\\]*)*)"'
 _AT = r":(\d+):(\d+)(?: to (\d*):(\d+))?"
 _PART = re.compile(rf"{_STRING}(?:\({_STRING}{_AT}|{_AT})?")
 """A function at a place in a file, or a place alone, or a name."""
-_ESCAPED = re.compile(r"\\([0-9A-Fa-f]{2})")
+_ESCAPED = re.compile(r"\\\\|(?:\\[0-9A-Fa-f]{2})+")
 _NAME_STACK = re.compile(r"[/(:]")
 _JIT = "jit("
 
@@ -96,9 +96,12 @@ def _frame(function: str, file: str, line: str, column: str, end_line: str, end_
 
 def _plain(text: str) -> str:
     """A string of MLIR's text without its escapes."""
-    if "\\" not in text:
-        return text
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).replace("\\\\", "\\")
+    return _ESCAPED.sub(_decoded, text) if "\\" in text else text
+
+
+def _decoded(escaped: re.Match[str]) -> str:
+    bytes_ = escaped[0].replace("\\", "")
+    return bytes.fromhex(bytes_).decode(errors="replace") if bytes_ else "\\"
 
 
 def callers() -> list[tuple[str, str]]:

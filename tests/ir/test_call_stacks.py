@@ -50,6 +50,8 @@ def test_locations_of_one_frame_and_of_none(context):
 
 def test_names_with_escapes(context):
     assert stack(r'loc("jit(f)/w[\22a\22]/mul")').scopes == ('w["a"]',)
+    assert stack(r'loc("jit(f)/\C3\A9tage/mul")').scopes == ("étage",)
+    assert stack(r'loc("c:\\AB\\f.py":1:2)').frames[0].file == r"c:\AB\f.py"
 
 
 def test_functions_are_called_as_if_from_frames():
