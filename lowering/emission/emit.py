@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from itertools import compress, groupby
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from sdy_jax.lowering.emission import re_emission
 from sdy_jax.lowering.emission.border_layout import as_at_border, laid_out_as_arrays
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.emission.source_scopes import SourceScopes
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import BUCKET, COLLECTIVE_OPS, collective_from_attributes
@@ -191,6 +193,7 @@ class _Emission:
     ):
         self._mesh, self._shardings, self._at_border, self._device = mesh, shardings, at_border, device
         self._arrays: dict[Value, Any] = {}
+        self._scopes = SourceScopes()
 
     def run_block(self, block: Block, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """Computes a block and returns what its terminator returns."""
@@ -203,14 +206,17 @@ class _Emission:
         loop or a branch they are tracers, which must not outlive its trace."""
         self._arrays.update(given)
         for found in _together(ops):
-            values = [value for op in found for value in op.results]
-            with _noted_scope(found[0], self._shardings):
-                results = zip(values, self._compute(found), strict=True)
-                self._arrays.update((value, self._laid_out(value, x)) for value, x in results)
+            self._arrays.update(self._scopes.run(found[0], partial(self._results, found)))
         returned = [self._arrays[v] for v in wanted]
         for value in (*given, *(value for op in ops for value in op.results)):
             self._arrays.pop(value, None)
         return returned
+
+    def _results(self, ops: Sequence[Op]) -> dict[Value, Any]:
+        """What the results of ops that run as one have become."""
+        values = [value for op in ops for value in op.results]
+        with _noted_scope(ops[0], self._shardings):
+            return {v: self._laid_out(v, x) for v, x in zip(values, self._compute(ops), strict=True)}
 
     def array(self, value: Value) -> Any:
         """What a value has become."""

@@ -24,6 +24,7 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import batching, mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
+from sdy_jax.ir.call_stacks import call_stack
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import module_of, pre_order
 from sdy_jax.ir.symbols import referenced_functions
@@ -111,7 +112,8 @@ def re_emit(
     operand_types = [_operand_type(v, x) for v, x in zip(op.operands, operands, strict=True)]
     result_types = [_local_type(v, s) for v, s in zip(op.results, shapes, strict=True)]
     text = _module_text(op, operand_types, result_types, attributes or {})
-    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text)
+    label = call_stack(op.mlir.location).primitive or op.name
+    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text, label=label)
 
 
 def _aval(value: Value, shape: Sequence[int]) -> Any:
@@ -184,7 +186,7 @@ stablehlo_op_p.multiple_results = True
 
 
 @stablehlo_op_p.def_abstract_eval
-def _abstract(*operands: Any, name: str, avals: tuple, text: str) -> list:
+def _abstract(*operands: Any, name: str, avals: tuple, text: str, label: str = "") -> list:
     return list(avals)
 
 
@@ -193,9 +195,14 @@ def _run(*operands: Any, **parameters: Any) -> list[jax.Array]:
     return jit(lambda *xs: stablehlo_op_p.bind(*xs, **parameters))(*operands)
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, avals: tuple, text: str) -> list[ir.Value]:
-    module_context = ctx.module_context
-    module = ir.Module.parse(text, module_context.context)
+def _lower(
+    ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, avals: tuple, text: str, label: str = ""
+) -> list[ir.Value]:
+    context = ctx.module_context.context
+    module = ir.Module.parse(text, context)
+    location = ir.Location.name(label or name, context=context)
+    for op in pre_order(module.operation):
+        op.location = location
     if len(module.body.operations) > 1:
         return _call(ctx, module, operands, hint=name.replace(".", "_"))
     return _move_in(module, operands)

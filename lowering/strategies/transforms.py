@@ -202,5 +202,6 @@ def _turn(part: jax.Array, of: int, kind: str, dtype: Any) -> jax.Array:
 def _transformed(x: jax.Array, dims: Sequence[int], kind: str, lengths: Sequence[int]) -> jax.Array:
     """One-dimensional transforms along dimensions in any place."""
     trailing = range(x.ndim - len(dims), x.ndim)
-    x = lax.fft(jnp.moveaxis(x, dims, trailing), kind, tuple(lengths))
+    # `lax.fft` is a function under jit, whose name profilers would show.
+    x = lax.fft_p.bind(jnp.moveaxis(x, dims, trailing), fft_type=lax.FftType[kind], fft_lengths=tuple(lengths))
     return jnp.moveaxis(row_major(x), trailing, dims)

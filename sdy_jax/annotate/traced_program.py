@@ -31,6 +31,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.trees import Leaves, stand_ins, with_arguments
+from sdy_jax.ir.call_stacks import locate_bodies
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
@@ -117,6 +118,7 @@ def from_function(
             settle_types(module.operation)
         if site.unfinished:
             finish(module.operation, site.collectives)
+        locate_bodies(module.operation)
         if site.has_kernels:
             state_work(module.operation, constants)
         mesh_name = declare_mesh(module.operation, mesh)

@@ -31,7 +31,7 @@ from sdy_jax.jax_internals.callbacks import debug_effect
 from sdy_jax.jax_internals.checks import on_checkify
 from sdy_jax.jax_internals.derivatives import runs_again
 from sdy_jax.jax_internals.high_jaxprs import keeps_region
-from sdy_jax.jax_internals.lowering import lowered_in_place
+from sdy_jax.jax_internals.lowering import in_the_scope_around, lowered_in_place
 from sdy_jax.representation.sharding import OPEN, TensorSharding
 from sdy_jax.representation.types import sharding_in
 
@@ -240,7 +240,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, region: regions.Region, plan
             "checkify.checkify(f)(...), or inside, sdy_jax.partition(checkify.checkify(f), ...), which both return the "
             "error and the result"
         )
-    with jax.enable_x64(True):  # as its ops were traced: some count in 64 bits, whatever is enabled outside
+    # Its ops were traced with 64 bits, in which some count, whatever is enabled outside.
+    with jax.enable_x64(True), in_the_scope_around(ctx):
         return lowered_in_place(ctx, ctx.module_context, region.jaxpr, xs)
 
 

@@ -25,7 +25,7 @@ _ASKED = re.compile(r":\d+$")
 _LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 
 # What jax itself puts on the name stack for the parts of an op with regions.
-_PARTS = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation"})
+_PARTS = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "shard_map"})
 STRICT = "sdy_strict."
 """How the name scope of a strict region begins: `sdy_strict.error[model]`."""
 PIPELINE = "sdy_pipeline."
@@ -185,6 +185,15 @@ def _stack(names: list[str]) -> tuple[str, str]:
         stack = f"{stack}/{around[0]}" if around[0].isidentifier() else around[0]
     *scopes, last = stack.split("/")
     return "/".join(filter(None, map(_scope, scopes))), last if last.isidentifier() else ""
+
+
+def scope_of(name: str) -> str:
+    """The scopes in the name of an instruction of a compiled program: `layer/mlp` of
+    `jit(step)/transpose(jvp(layer))/mlp/mul`. XLA joins names where it makes one instruction of several: these are the
+    first's of `a/mul;b/add`, and those around all of `around/(a/mul:b/add)`."""
+    scopes = name.partition(";")[0].partition("/(")[0].split("/")
+    scopes = scopes if "/(" in name else scopes[:-1]
+    return "/".join(filter(None, map(_scope, scopes)))
 
 
 def _line(frame: re.Match[str]) -> str:

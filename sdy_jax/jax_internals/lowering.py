@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import jax.numpy as jnp
@@ -47,6 +48,24 @@ def _in_own_width(dimensions: Sequence[ir.Value]) -> Sequence[ir.Value]:
     width; they come in that of the code around, where 64-bit types may be off."""
     width = ir.RankedTensorType.get([], mlir.dtype_to_ir_type(jnp.result_type(int)))
     return [value if value.type == width else stablehlo.convert(width, value) for value in dimensions]
+
+
+_MANUAL = "sdy.manual_computation"
+
+
+@contextmanager
+def in_the_scope_around(ctx: mlir.LoweringRuleContext) -> Iterator[None]:
+    """Leaves jax's name of a `shard_map` that is lowered inside out of the names of its ops, which have that of what is
+    around. Locations of ops inside of it are relative to its own."""
+    block = ir.InsertionPoint.current.block
+    before = len(list(block.operations))
+    yield
+    around = ir.Location.unknown(ctx.module_context.context)
+    if ctx.name_stack:
+        around = ir.Location.name(str(ctx.name_stack), around)
+    for op in islice(block.operations, before, None):
+        if op.operation.name == _MANUAL:
+            op.operation.location = around
 
 
 def listed_replica_groups() -> AbstractContextManager[Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.locations import frames_of
 from sdy_jax.ir.operations import body_of, functions, main_function, named, pre_order, symbol
 from sdy_jax.ir.stored_shardings import function_shardings, list_of, stating
 from sdy_jax.passes.call_graph import Functions, callees_first, remove_all_but
@@ -90,11 +89,9 @@ def _inline_call(call: ir.Operation, callee: ir.Operation) -> None:
 
 
 def _locate(op: ir.Operation, caller: ir.Location) -> None:
-    """Adds the call's location to ops that name no line of the user themselves, as in functions that jax caches, and in
-    those that a library puts under `jax.jit`."""
+    """Adds the call's location: lines and scopes in a function that jax lowers once are those inside of it."""
     for inner in pre_order(op):
-        if not frames_of(inner.location):
-            inner.location = ir.Location.callsite(inner.location, [caller], caller.context)
+        inner.location = ir.Location.callsite(inner.location, [caller], caller.context)
 
 
 def _result_shardings(call: ir.Operation, callee: ir.Operation) -> list[TensorSharding | None]:

@@ -74,8 +74,9 @@ class Plan(Answers):
     @api_boundary
     def analyze(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function, and shows measured beside estimated: the time of a call, memory, and each collective where
-        the profiler tells of it, with warnings where the cost model is off by more than 2 times. Like SQL's EXPLAIN
-        ANALYZE. It takes about ten calls; donated arguments are copied before each.
+        the profiler tells of it, with warnings where the cost model is off by more than 2 times; and the time of each
+        name scope of the model. Like SQL's EXPLAIN ANALYZE. It takes about ten calls; donated arguments are copied
+        before each.
 
         Args:
             *args, **kwargs: arguments of the function, arrays like those that the plan was made for.

@@ -136,7 +136,7 @@ ROOMS = {
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
     "plan.measuring": (
-        "errors representation lowering.targets lowering.emission lowering.interface plan.page plan.estimates plan"
+        "errors representation ir lowering.targets lowering.emission lowering.interface plan.page plan.estimates plan"
     ),
     "processes": "errors jax_internals representation ir runtime plan.estimates plan",
     "contracts": (

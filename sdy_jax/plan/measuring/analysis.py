@@ -19,6 +19,9 @@ _OFF = 2.0
 _LEAST = 0.01
 """The share of all that was measured of collectives below which nothing is warned of. Chosen: it would be noise."""
 
+_SCOPES = 20
+"""How many scopes are printed. Chosen: a page has room for them; all are in `Analysis.scopes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCollective:
@@ -54,6 +57,32 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredScope:
+    """What the ops of a part of the model took, in seconds per call.
+
+    Attributes:
+        name: its name scopes, of flax's modules and of `jax.named_scope`; empty for ops without any.
+        seconds: of all instructions, each on the device that took least.
+        backward: of those of the backward pass.
+        sending: of those that are of collectives.
+    """
+
+    name: str
+    seconds: float
+    backward: float
+    sending: float
+
+    def with_more(self, seconds: float, is_backward: bool, is_sending: bool) -> MeasuredScope:
+        """With the seconds of a further instruction."""
+        return MeasuredScope(
+            self.name,
+            self.seconds + seconds,
+            self.backward + seconds * is_backward,
+            self.sending + seconds * is_sending,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredMemory:
     """Bytes per device by the compiler: arguments, results that do not lie in donated arguments, temporaries."""
 
@@ -85,12 +114,14 @@ class Analysis:
         seconds: of a call, the median of some.
         collectives: those that took longest first; slices, which nothing is sent for, are left out.
         memory: None where the compiler does not say.
+        scopes: the parts of the model, those that took longest first.
     """
 
     plan: Plan
     seconds: float
     collectives: tuple[MeasuredCollective, ...]
     memory: MeasuredMemory | None
+    scopes: tuple[MeasuredScope, ...] = ()
 
     @cached_property
     def scale(self) -> float | None:
@@ -154,7 +185,8 @@ class Analysis:
                 yield f"{each.name}: took {_times(off)} times what the cost model says"
 
     def __str__(self) -> str:
-        return "\n".join([*self._totals(), "", *self._rows(), *(f"! {text}" for text in self.warnings)])
+        lines = [*self._totals(), "", *self._scope_rows(), *self._rows(), *(f"! {text}" for text in self.warnings)]
+        return "\n".join(lines)
 
     def _totals(self) -> Iterator[str]:
         plan = self.plan
@@ -164,6 +196,17 @@ class Analysis:
         if self.memory is not None:
             yield f"memory  {self.memory}"
             yield f"        estimated {MeasuredMemory.of(plan.memory)}"
+
+    def _scope_rows(self) -> Iterator[str]:
+        if not any(scope.name for scope in self.scopes):
+            return
+        whole = sum(scope.seconds for scope in self.scopes)
+        header = ("scopes", "measured", "share", "backward", "in collectives")
+        rows = aligned([header, *(_scope_row(scope, whole) for scope in self.scopes[:_SCOPES])])
+        yield from (row.removeprefix("  ") for row in rows)
+        if rest := self.scopes[_SCOPES:]:
+            yield f"  {len(rest)} further scopes: {seconds_text(sum(scope.seconds for scope in rest))}"
+        yield ""
 
     def _rows(self) -> Iterator[str]:
         share = "" if self.plan.costs.unit == "seconds" else " (share of what was measured)"
@@ -182,6 +225,11 @@ class Analysis:
             seconds_text(each.measured) if each.measured is not None else "not seen",
             f"{_times(off)} x" if off is not None else "",
         )
+
+
+def _scope_row(scope: MeasuredScope, whole: float) -> Sequence[str]:
+    parts = (seconds_text(each) if each else "" for each in (scope.backward, scope.sending))
+    return f"  {scope.name or 'no scope'}", seconds_text(scope.seconds), f"{scope.seconds / whole:.0%}", *parts
 
 
 def _times(off: float) -> str:

@@ -10,9 +10,9 @@ import jax
 
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.estimates.memory import compiled_memory
-from sdy_jax.plan.measuring.analysis import Analysis, MeasuredCollective, MeasuredMemory
+from sdy_jax.plan.measuring.analysis import Analysis, MeasuredCollective, MeasuredMemory, MeasuredScope
 from sdy_jax.plan.measuring.profile import Measured, measured
-from sdy_jax.plan.measuring.scopes import Scope, module_name, scopes
+from sdy_jax.plan.measuring.scopes import Scope, instructions, module_name, scopes
 from sdy_jax.plan.plan import Plan
 
 
@@ -32,7 +32,8 @@ def analyze(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ana
     rows = [_row(scope, plan, found) for scope in scopes(plan.collectives, text)]
     rows = sorted([row for row in rows if row.wire_bytes or row.instructions], key=_weight, reverse=True)
     held = compiled_memory(compiled)
-    return Analysis(plan, found.seconds, tuple(rows), MeasuredMemory.of(held) if held is not None else None)
+    memory = MeasuredMemory.of(held) if held is not None else None
+    return Analysis(plan, found.seconds, tuple(rows), memory, _by_scope(text, found))
 
 
 def _function_of(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -79,6 +80,17 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
         tuple(map(str, scope.first.axes)),
         any("-start" in name or "-done" in name for name in scope.instructions),
     )
+
+
+def _by_scope(text: str, found: Measured) -> tuple[MeasuredScope, ...]:
+    """What was measured by the scopes of the user's ops, those that took longest first."""
+    scopes: dict[str, MeasuredScope] = {}
+    for each in instructions(text):
+        seconds = found.instructions.get(each.name)
+        if seconds is not None:
+            before = scopes.get(each.scope, MeasuredScope(each.scope, 0.0, 0.0, 0.0))
+            scopes[each.scope] = before.with_more(seconds, each.is_backward, each.is_sending)
+    return tuple(sorted(scopes.values(), key=lambda scope: scope.seconds, reverse=True))
 
 
 def _weight(row: MeasuredCollective) -> tuple[float, float]:

@@ -1,11 +1,14 @@
-"""Which instructions of a compiled program are which collectives of its plan: by the scopes that profilers show."""
+"""Which instructions of a compiled program are which collectives of its plan, and of which parts of the model: by the
+scopes that profilers show."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from sdy_jax.ir.locations import scope_of
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.plan.hlo_module import WIRE_BYTES
@@ -15,6 +18,13 @@ _COLLECTIVE = re.compile(
     rf"%?(?P<name>[\w.-]+) = .*? (?:{'|'.join(WIRE_BYTES)})(?:-start|-done)?\("
     r'.*metadata=\{[^}]*?op_name="(?P<scope>[^"]*)"'
 )
+_INSTRUCTION = re.compile(
+    r'%?(?P<name>[\w.-]+) = .*? (?P<kind>[\w-]+)\(.*metadata=\{[^}]*?op_name="(?P<scope>(?:[^"\\]|\\.)*)"'
+)
+_AROUND = frozenset({"while", "conditional", "call"})
+"""Instructions whose time is that of others."""
+_SENT = re.compile(r"/\(?(?:bucket_\d+_)?\w+\.\w+\[[^\]/]*\] ")
+"""What stands before the name of a collective: `/sdy.all_reduce[data] model.py:12`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,33 @@ def scopes(records: Iterable[CollectiveRecord], text: str) -> list[Scope]:
     return [Scope(name, tuple(same), tuple(found.get(name, ()))) for name, same in planned.items()]
 
 
+class Instruction(NamedTuple):
+    """An instruction of a compiled program.
+
+    Attributes:
+        name: as profilers show it.
+        scope: the name scopes of the op that it is of, without transformations; empty where there are none.
+        is_backward: it is of a derivative's backward pass.
+        is_sending: it is of a collective.
+    """
+
+    name: str
+    scope: str
+    is_backward: bool
+    is_sending: bool
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+    """The instructions in the text of an optimised HLO that say of which op they are, without loops and branches, of
+    which those inside are listed."""
+    for found in filter(None, map(_INSTRUCTION.search, text.splitlines())):
+        if found["kind"] in _AROUND:
+            continue
+        name, *sent = _SENT.split(found["scope"], maxsplit=1)
+        scope = scope_of(f"{name}/" if sent else name)
+        yield Instruction(found["name"], scope, "transpose(" in name, bool(sent))
+
+
 def _first(record: CollectiveRecord) -> CollectiveRecord:
     return record.members[0] if record.members else record
 
@@ -61,5 +98,6 @@ def _scope_of(record: CollectiveRecord) -> str:
 
 
 def _parts(scope: str) -> list[str]:
-    """The scopes around an instruction, outermost first; buckets are called after their first member."""
-    return [re.sub(r"^bucket_\d+_", "", part) for part in scope.split("/")]
+    """The scopes around an instruction, outermost first; buckets are called after their first member. Where XLA makes
+    one of several its name is `around/(of one:of another)`."""
+    return [re.sub(r"^\(?(bucket_\d+_)?", "", part) for part in re.split(r"/|:(?=\w+\.\w+\[)", scope)]

@@ -12,7 +12,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.measuring.scopes import module_name, scopes
+from sdy_jax.plan.measuring.scopes import instructions, module_name, scopes
 
 X, W = jnp.ones((64, 32)), jnp.ones((32, 64))
 
@@ -59,6 +59,27 @@ def test_the_text_says_both(analyzed):
     assert "a call" in text
     assert str(plan.time) in text
     assert all(row.name in text for row in found.collectives)
+
+
+def test_each_scope_of_the_model_is_measured():
+    def model(w, x):
+        for number in range(2):
+            with jax.named_scope(f"layer_{number}"):
+                x = jnp.tanh(x @ w) @ w.T
+        return jnp.sum(x * x)
+
+    def step(w, x):
+        slope = jax.grad(model)(w, x)
+        with jax.named_scope("optimizer"):
+            return w - 0.1 * slope
+
+    train = sdy.partition(step, mesh=PLANE, in_shardings=(P(None, "y"), P("x")), out_shardings=P(None, "y"))
+    found = train.plan(W, X).analyze(W, X)
+    scopes = {scope.name: scope for scope in found.scopes}
+    assert {"layer_0", "layer_1", "optimizer"} <= scopes.keys()
+    assert all(0 < scopes[name].backward < scopes[name].seconds for name in ("layer_0", "layer_1"))
+    assert 0 < scopes["layer_0"].sending < scopes["layer_0"].seconds
+    assert "optimizer" in str(found)
 
 
 def test_warnings_name_what_is_off_by_more_than_twice(analyzed):
@@ -130,6 +151,25 @@ def test_a_plan_without_devices():
     step = sdy.partition(layer, mesh=mesh, in_shardings=P("x"))
     with pytest.raises(SdyError, match="devices"):
         step.plan(X, W).analyze(X, W)
+
+
+def test_instructions_by_the_scopes_of_the_model():
+    text = "\n".join(
+        f'  %{name} = (f32[8]{{0:T(8)}}, f32[]) {kind}(%p), metadata={{op_name="jit(f)/{scope}" stack_frame_id=3}}'
+        for name, kind, scope in (
+            ("a", "fusion", "jvp(layer_0)/mlp/mul;jvp(layer_1)/mul"),
+            ("b", "while", "jvp(layer_0)/while"),
+            ("c", "all-reduce", "transpose(jvp(layer_0))/bucket_0_sdy.all_reduce[x] a.py:1/psum"),
+            ("d", "all-reduce", "layer_1/(sdy.all_reduce[x] a.py:1/psum:sdy.all_reduce[x] a.py:2/psum)"),
+            ("e", "add", "add"),
+        )
+    )
+    assert list(instructions(text)) == [
+        ("a", "layer_0/mlp", False, False),
+        ("c", "layer_0", True, True),
+        ("d", "layer_1", False, True),
+        ("e", "", False, False),
+    ]
 
 
 def test_instructions_are_found_by_scopes():
