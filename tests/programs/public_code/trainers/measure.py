@@ -21,6 +21,7 @@ import importlib.util
 import json
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -51,6 +52,9 @@ class Recorded:
             self.seconds = (middle - start, time.process_time() - middle)
             Recorded.made.append(self)
         return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
