@@ -13,6 +13,8 @@ import os
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # MaxText names a folder; seconds are those without it
+os.environ["SDY_JAX_CACHE_DIR"] = "0"
 
 import importlib
 import importlib.abc
