@@ -23,7 +23,14 @@ PAGES = [
     if programs(page)
 ]
 PAGES.append(DOCS / "index.md")
-LIBRARIES = {"flax_nnx": "flax", "from_pjit": "flax", "equinox": "equinox", "haiku": "haiku", "orbax": "orbax"}
+LIBRARIES = {
+    "flax_nnx": "flax",
+    "from_pjit": "flax",
+    "your_trainer": "flax",
+    "equinox": "equinox",
+    "haiku": "haiku",
+    "orbax": "orbax",
+}
 """The pages that need what is not installed for tests."""
 
 
