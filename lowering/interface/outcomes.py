@@ -39,6 +39,9 @@ class LayoutChoice:
     `sent`, `proposed_sent`: the part of the costs that is not the devices' own work. `chosen`: the choice in the
     program's model; empty where it stayed as it was proposed. `written`: the part of `sent` that the user's own
     collectives cost, which no choice changes.
+
+    `exposed`, `proposed_exposed`: the costs without what is hidden beside work. `proposed_held`: the bytes that a
+    device would hold op by op; 0 where that would take no less.
     """
 
     cost: float
@@ -48,6 +51,9 @@ class LayoutChoice:
     proposed_sent: float = 0.0
     chosen: tuple[int, ...] = ()
     written: float = 0.0
+    exposed: float = 0.0
+    proposed_exposed: float = 0.0
+    proposed_held: float = 0.0
 
 
 class NotHeld(NamedTuple):

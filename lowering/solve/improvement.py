@@ -36,7 +36,18 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     if moves and not best.is_least:
         moved = _moved(costs, list(start), moves)
         choice = moved if costs.is_cheaper(moved, choice) else choice
-    found = improved_locally(model, choice, moves[-len(atoms) :] or [everything()], costs.of(choice))
+    return _node_by_node(costs, start, choice, moves, atoms)
+
+
+def improved_nearby(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
+    """As `improved`, by changes of one node after the other alone, which take a small part of the time."""
+    return _node_by_node(_Costs(model), start, list(start), moves_of(table, atoms), atoms)
+
+
+def _node_by_node(
+    costs: _Costs, start: Sequence[int], choice: Chosen, moves: Sequence[Move], atoms: Sequence[AxisRef]
+) -> Chosen:
+    found = improved_locally(costs.model, choice, moves[-len(atoms) :] or [everything()], costs.of(choice))
     return found if costs.is_cheaper(found, start) else list(start)
 
 

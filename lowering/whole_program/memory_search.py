@@ -226,7 +226,7 @@ class _MemorySearch:
         for _ in range(PRICES):
             program.charge_holding(prices.tolist())
             before, known = self._lowest, len(self.known)
-            chosen = self._choices.improved(chosen)
+            chosen = self._choices.improved(chosen, nearby=True)
             trial = self.follow(chosen)
             fits = self._budget.fits(trial)
             low, high = (low, prices) if fits else (prices, high)

@@ -110,7 +110,8 @@ def _choice(graph: Graph, best: PartitionedProgram, proposed: PartitionedProgram
     plan, changed = best.plan, tuple(_changed(graph, best.proposal.layouts, proposed.proposal.layouts))
     chosen = plan.chosen if plan is not None else ()
     sent, written = (best.sending, proposed.sending), best.sending_of(("user",))
-    return LayoutChoice(best.cost, proposed.cost, changed, *sent, chosen, written)
+    held = proposed.peak.total if proposed.exposed < best.exposed else 0.0
+    return LayoutChoice(best.cost, proposed.cost, changed, *sent, chosen, written, best.exposed, proposed.exposed, held)
 
 
 def _changed(graph: Graph, chosen: ProposedLayouts, proposed: ProposedLayouts) -> Iterator[ChangedLayout]:

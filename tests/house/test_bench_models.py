@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import rows, serving
+from models import rows, serving, structures
 from models.common import Layout, attention, bf16, f32
 from models.experts import ByCapacity, Dropless, megablox
 from models.kernels import Splash, written_out
@@ -65,6 +65,12 @@ CASES = {
         {"fsdp": 2, "expert": 4},
         rows.EXPERTS,
     ),
+    "pipeline": (
+        dataclasses.replace(TINY, layers=4),
+        partial(structures.pipelined, batch=16, sequence=8),
+        {"stage": 2, "fsdp": 4},
+        structures.STAGED,
+    ),
     "prefill": (TINY, partial(prefilled, batch=1, sequence=32), {"seq": 4, "model": 2}, rows.SEQUENCE),
     "decode by batch": (TINY, partial(decoded, batch=4, sequence=16), {"data": 4, "model": 2}, rows.BATCH),
     "decode by sequence": (TINY, partial(decoded, batch=4, sequence=16), {"seq": 4, "model": 2}, rows.CACHE),
@@ -89,7 +95,10 @@ def drawn(types):
 
 @pytest.mark.parametrize(
     ("name", "constrained"),
-    [*((name, False) for name in CASES), *((name, True) for name in ("scanned", "by capacity", "u-net", "lstm"))],
+    [
+        *((name, False) for name in CASES),
+        *((name, True) for name in ("scanned", "by capacity", "pipeline", "u-net", "lstm")),
+    ],
 )
 @pytest.mark.more("the models of the benchmark, at small sizes")
 def test_models_are_the_plain_functions(name, constrained):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from benchmarks import SCRIPTS  # makes the scripts importable
 
 # isort: split
 import planning_time
+from models import structures
 
 SCRIPT = SCRIPTS / "bench_plan"
 
@@ -39,6 +41,12 @@ def test_planning_as_a_whole_beside_compilation() -> None:
 
 
 ROWS = {"8": [0.5, 2.0, 8.0, 32.0], "2x4": [1.0, 4.0, 16.0, 96.0], "2x2x2": [5.0, 20.0, 80.0, 320.0]}
+
+
+def test_structures_that_take_too_long_to_plan() -> None:
+    times = [(3.0, 1.5, 4), (5.0, 9.0, 4), (7.0, 2.1, 10), (8.0, math.inf, 10)]
+    rows = [structures.Planned("a step", plan, jit, most) for plan, jit, most in times]
+    assert [row.is_late for row in rows] == [False, True, True, False]
 
 
 def test_goals_of_planning_time_that_are_missed() -> None:

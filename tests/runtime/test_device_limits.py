@@ -1,6 +1,7 @@
 """Programs on devices whose memory is known: it is the limit of plans, and what does not fit says so."""
 
 import warnings
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.plan.page.page import page_of
+from sdy_jax.plan.record.recorded_plan import RecordedLayouts
 from sdy_jax.representation.type_text import bytes_text
 
 CHIP = 15.75 * 2**30
@@ -64,8 +67,17 @@ def test_what_does_not_fit_is_planned_and_says_so():
     with pytest.warns(sdy.PartitionWarning, match=r"replicated: does not fit: 48.0 GiB of 15.8 GiB on each device"):
         plan = plan_of(replicated, (LARGE,), (P(),), donate_argnums=(), out_shardings=P())
     assert not plan.memory.fits
-    first = str(plan).splitlines()[0]
+    first, _, second = str(plan).splitlines()[:3]
     assert first.startswith("plan of replicated on mesh fsdp=16 (16 devices): does not fit: 48.0 GiB of 15.8 GiB; 0 ")
+    assert second.startswith("does not fit: holds 48.0 GiB of 15.8 GiB") and "no plan found holds less" in second
+
+
+def test_what_is_slower_than_op_by_op_says_what_that_would_hold():
+    record = plan_of(replicated, (LARGE,), (P("fsdp"),), donate_argnums=(), out_shardings=P("fsdp")).record()
+    costs = {"exposed": 3.0, "proposed_exposed": 2.0, "proposed_held": 48.0 * 2**30}
+    layouts = RecordedLayouts(3.0, 2.0, 3.0, 2.0, None, **costs)
+    line = page_of(replace(record, layouts=layouts)).splitlines()[2]
+    assert "1.50 of the time: these would hold 48.0 GiB of 15.8 GiB, this plan 3.0 GiB" in line
 
 
 def test_what_does_not_fit_a_stated_limit_is_an_error():

@@ -14,6 +14,10 @@ from sdy_jax.representation.type_text import amount_text, bytes_text, count_text
 _WEIGHT = 10.0
 """Lines of these sections beside those of others. Chosen: they are what a reader looks for first."""
 
+_SLOWER = 0.01
+"""The share of its time by which a plan has to be slower than another one for its page to say so first. Chosen: holding
+less is worth a little time in any plan."""
+
 _LONG = 4
 """Collectives, or tenths of ops, beyond which a page says what costs most. Chosen: of fewer a reader sees it."""
 
@@ -31,6 +35,35 @@ def device_section(record: PlanRecord) -> Section:
     if record.time.origin:
         rows.append((f"costs in {record.time.unit}: {record.time.origin}",))
     return Section("each device", rows, weight=_WEIGHT)
+
+
+def verdict_section(record: PlanRecord) -> Section:
+    """What a reader has to know before all else: that a device has not so much memory, and that other layouts would
+    take less time."""
+    rows = [*_too_large(record), *_slower(record)]
+    return Section(rows[0], [(row,) for row in rows[1:]], weight=_WEIGHT) if rows else Section("")
+
+
+def _too_large(record: PlanRecord) -> Iterator[str]:
+    memory = record.memory
+    if memory is not None and memory.available and memory.peak > memory.available:
+        largest = next((f", {share} of it {type_} ({line})" for share, _, type_, line in _most_held(record)), "")
+        yield (
+            f"does not fit: holds {bytes_text(memory.peak)} of {bytes_text(memory.available)}{largest}; no plan found "
+            "holds less. To fit: more devices, a smaller batch, or jax.checkpoint"
+        )
+
+
+def _slower(record: PlanRecord) -> Iterator[str]:
+    layouts, memory = record.layouts, record.memory
+    if layouts is None or layouts.exposed <= (1 + _SLOWER) * layouts.proposed_exposed or memory is None:
+        return
+    is_over = memory.available and layouts.proposed_held > memory.available
+    of = f" of {bytes_text(memory.available)}" if is_over else ""
+    yield (
+        f"slower than op by op around the propagated layouts, {layouts.exposed / layouts.proposed_exposed:.2f} of the "
+        f"time: these would hold {bytes_text(layouts.proposed_held)}{of}, this plan {bytes_text(memory.peak)}"
+    )
 
 
 def _sends(record: PlanRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sdy_jax.plan.page.border import border_sections
 from sdy_jax.plan.page.collectives import collective_section
-from sdy_jax.plan.page.costs import device_section, most_section
+from sdy_jax.plan.page.costs import device_section, most_section, verdict_section
 from sdy_jax.plan.page.findings import (
     automatic_sections,
     blocked_section,
@@ -39,6 +39,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
     """
     sections = [
         Section(record.headline),
+        verdict_section(record),
         device_section(record),
         most_section(record),
         *border_sections(record),

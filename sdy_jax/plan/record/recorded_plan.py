@@ -62,7 +62,8 @@ class RecordedChange:
 @dataclass(frozen=True, slots=True)
 class RecordedLayouts:
     """The choice of layouts for the whole program: costs and what is sent by the cost model, of the choice and of the
-    plan op by op; the least that any choice sends, where that is known soon; what repeating work would save."""
+    plan op by op; the least that any choice sends, where that is known soon; what repeating work would save; both costs
+    without what is hidden, and the bytes that a device would hold op by op, where that would take less."""
 
     cost: float
     proposed_cost: float
@@ -71,6 +72,9 @@ class RecordedLayouts:
     bound: float | None
     changed: tuple[RecordedChange, ...] = ()
     repeating: str = ""
+    exposed: float = 0.0
+    proposed_exposed: float = 0.0
+    proposed_held: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

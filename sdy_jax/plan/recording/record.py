@@ -185,7 +185,8 @@ def _layouts(plan: Answers, choice: LayoutChoice, tensors: Tensors) -> RecordedL
     changed = [RecordedChange(*key, sum(each), len(each)) for key, each in found.items()]
     costs = choice.cost, choice.proposed_cost, choice.sent, choice.proposed_sent
     bound = None if plan.findings.bound is None else min(choice.sent, plan.findings.bound)
-    return RecordedLayouts(*costs, bound, tuple(changed), plan.findings.repeating)
+    beside = choice.exposed, choice.proposed_exposed, choice.proposed_held
+    return RecordedLayouts(*costs, bound, tuple(changed), plan.findings.repeating, *beside)
 
 
 def _types(change: ChangedLayout, tensors: Tensors) -> tuple[str, str]:
