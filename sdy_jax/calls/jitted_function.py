@@ -49,7 +49,7 @@ from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.processes.comparison import are_several
 from sdy_jax.processes.lowered_program import ComparedLowered
-from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.named import AnyMesh, has_sub_axes
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import splits_by_parts
@@ -233,13 +233,19 @@ class JittedFunction:
         if is_inner or call.bring_other_meshes or _states_parts(results, call.mesh):
             planned = self._function.planned(call)
             found["out_shardings"] = as_prefix(planned.plan.program.out_tree, planned.results)
-        elif results is not None and (is_ahead or self._is_respelled(call)):
+        elif results is not None and (is_ahead or self._is_respelled(call)) and not self._donates_parts(call):
             found["out_shardings"] = shardings_of_results(self._function.planned(call), call.mesh)
         if states_layouts(results):
             found["out_shardings"] = formats_of_results(self._function.planned(call))
         if any(leaf.layout is not None for leaf in call.given):
             found["in_shardings"] = formats_of_arguments(call, self._function.planned(call))
         return found
+
+    def _donates_parts(self, call: Arguments) -> bool:
+        """Whether an argument that is donated lies by a part of an axis: jit, which has no name for that, would give
+        its memory to a result of another size, if it were told of this."""
+        entering = self._function.planned(call).entering
+        return any(has_sub_axes(entering[index]) for index in self._function.traced.donated(call))
 
     def _is_respelled(self, call: Arguments) -> bool:
         if call.is_traced:

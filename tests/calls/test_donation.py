@@ -92,3 +92,16 @@ def test_a_deleted_argument_may_be_planned_and_left_unused(mesh, state):
 
 def test_functions_that_donate_nothing_are_called_as_by_jit():
     assert deleting_donated(update, update, Options()) is update
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_what_lies_by_a_part_of_an_axis_is_lowered_with_results_stated_whole(mesh, is_array):
+    """The cache of two heads on four devices: jit would give its memory to a result that is twice as large."""
+    spec, cache = P(None, "model"), jax.ShapeDtypeStruct((4, 2, 8), np.float32)
+
+    def extended(cache, x):
+        return cache.at[0].set(x)
+
+    f = sdy.partition(extended, mesh=mesh, in_shardings=(spec, P()), out_shardings=spec, donate_argnums=0)
+    with pytest.warns(UserWarning, match="cannot be split|donated|arrives"):
+        f.lower(np.zeros(cache.shape, cache.dtype) if is_array else cache, np.ones((2, 8), np.float32)).compile()
