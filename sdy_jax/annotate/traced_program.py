@@ -89,10 +89,11 @@ def from_function(
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Leaves:
         result = _arrays(with_arguments(fun)(*args, **kwargs))
-        outputs[:] = match_prefix(out_shardings, result, "result", "out_shardings")
+        matched = match_prefix(out_shardings, result, "result", "out_shardings")
+        outputs[:] = [replace(leaf, value=None) for leaf in matched]  # no tracer outlives the trace
         found = Leaves.of(result)
         if not keep_types and site.is_typed:
-            found.leaves = [in_stated_type(leaf, mesh, jax_mesh) for leaf in outputs]
+            found.leaves = [in_stated_type(leaf, mesh, jax_mesh) for leaf in matched]
         return found
 
     site = Site(mesh, jax_mesh, machine)

@@ -3,7 +3,7 @@ compiled program says by the axes of the mesh how it takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -17,20 +17,32 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.layouts import named
 
 
-def lowered_arguments(call: Arguments, planned: PlannedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def lowered_arguments(
+    call: Arguments, planned: PlannedCall, donated: Collection[int] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call, static ones among them. Those that are types without a sharding have that of the plan,
-    with which arrays will come.
+    with which arrays will come. So have those that are `donated` and lie nowhere on the mesh: XLA would choose how they
+    enter, and jit give their memory to results of another size.
 
     On Explicit axes a type's sharding is part of what is traced; there they stay as they are. So they do where one lies
     by a part of an axis: jax names the shardings of all arguments by axes of the mesh, or of none.
     """
     leaves = [call.leaves[i].value if i in call.elsewhere else leaf.value for i, leaf in enumerate(call.given)]
+    leaves = [_type_if_unplaced(x) if i in donated else x for i, x in enumerate(leaves)]
     entering = [_named(x, sharding, call.mesh) for x, sharding in zip(leaves, planned.entering, strict=True)]
     if AxisType.Explicit not in call.mesh.axis_types and not any(x is None for x in entering):
         unused = planned.unused
         leaves = [x if i in unused else type_ for i, (x, type_) in enumerate(zip(leaves, entering, strict=True))]
     args, kwargs = jax.tree.unflatten(call.tree, leaves)
     return tuple(call.statics.merged(args)), {**kwargs, **dict(call.statics.named)}
+
+
+def _type_if_unplaced(x: Any) -> Any:
+    """The type of an array that lies nowhere on a mesh; what lies there itself."""
+    if isinstance(x, jax.ShapeDtypeStruct) or getattr(x, "committed", False):
+        return x
+    type_ = jax.typeof(x)
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type)
 
 
 def _named(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:

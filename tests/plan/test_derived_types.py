@@ -18,6 +18,13 @@ RNG = np.random.default_rng(6)
 X, W = RNG.standard_normal((64, 128), dtype=np.float32), RNG.standard_normal((128, 64), dtype=np.float32)
 
 
+@pytest.fixture(autouse=True)
+def in_context():
+    """As jit, for bare specs."""
+    with jax.set_mesh(MESH):
+        yield
+
+
 def on(array, *entries, mesh=MESH):
     return jax.device_put(array, NamedSharding(mesh, P(*entries)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.plan.record.border import RecordedPlace
@@ -63,7 +64,9 @@ class Names:
         if op.name.startswith("sdy.") and len(op.operands) == 1 and not op.blocks:
             return f"{kind}({self.of(op.operands[0])})"
         place = self.place(op)
-        around = place.scope or next((f.function for f in place.frames if f.function.isidentifier()), "")
+        # What has no function is of a program's text, and its callers are those who load it.
+        functions = takewhile(bool, (frame.function for frame in place.frames))
+        around = place.scope or next(filter(str.isidentifier, functions), "")
         name = f"{around}/{place.primitive or kind}" if around else place.primitive or kind
         return f"{name} (backward)" if place.backward else name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-from functools import lru_cache
 from itertools import takewhile
 
 from jax.extend.mlir import ir
@@ -45,7 +44,6 @@ class Places:
         return [frame_of(*frame) for frame in (*frames[:1], *inner)]
 
 
-@lru_cache(maxsize=1 << 12)
 def frame_of(line: str, function: str = "") -> RecordedFrame:
     """A line with its text, as far as the file is there."""
     file, _, number = line.rpartition(":")
