@@ -19,6 +19,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.reshard.step_counts import steps_between
+from sdy_jax.lowering.solve import choices
 from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.lowering.targets.cpu import CPU
@@ -51,6 +52,17 @@ def test_the_walk_s_own_choices_emit_no_more_than_it_did(name):
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
     assert program.walked_by_its_own_choices().cost <= program.proposed.cost
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_choice_near_another_one_costs_no_more(name, monkeypatch):
+    """Of wide problems it is made node by node, and may cost more than what is chosen for all at once."""
+    monkeypatch.setattr(choices, "_WIDE", 0)
+    function, args, in_shardings, mesh = PROGRAMS[name]
+    program = Program(function, args, mesh, in_shardings)
+    made, start, cost = Choices(program.modelled), program.modelled.start, program.model.cost
+    nearby, best = made.improved(start, nearby=True), made.improved(start)
+    assert cost(best) <= cost(nearby) * (1 + 1e-9) and cost(nearby) <= cost(start)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -196,7 +208,7 @@ class Tried:
         tries = itertools.chain(order, itertools.count(max(order, default=0) + 1))
         self.copies, self.most = list(copies), None
 
-        def improved(*_):
+        def improved(*_, **__):
             self.prices.append(self.price)
             return [min(next(tries), len(walks) - 1)]
 
