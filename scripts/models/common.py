@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import sdy_jax as sdy
+
 Tree = Any
 Names = tuple[str | None, ...]
 """The names of an array's dimensions."""
@@ -52,6 +54,10 @@ class Layout:
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(names)))
 
 
+def _is_spec(tree: Tree) -> bool:
+    return isinstance(tree, P)
+
+
 def _is_names(tree: Tree) -> bool:
     return isinstance(tree, tuple) and all(name is None or isinstance(name, str) for name in tree)
 
@@ -72,6 +78,24 @@ class Program:
     donated: tuple[int, ...] = ()
     flops: float = 0.0
 
+    def partitioned(self, layout: Layout, automatic: bool = False, **options: Any) -> sdy.PartitionedFunction[..., Any]:
+        """The function partitioned; where `automatic`, the planner chooses the layouts of weights and of what comes
+        back: an optimizer's state, or a cache. `options` are further ones of `sdy.partition`."""
+        given, made = layout.specs(self.named), layout.specs(self.results)
+        if automatic:
+            state, back = max(self.donated, default=0) + 1, len(self.donated)
+            given, made = (sdy.AUTO,) * state + given[state:], (sdy.AUTO,) * back + made[back:]
+        stated = {"in_shardings": given, "out_shardings": made, "donate_argnums": self.donated}
+        return sdy.partition(self.run, mesh=layout.mesh, **stated, **options)
+
+    def jitted(self, layout: Layout) -> Any:
+        """The function under `jax.jit` with the same layouts."""
+        named = [
+            jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), layout.specs(tree), is_leaf=_is_spec)
+            for tree in (self.named, self.results)
+        ]
+        return jax.jit(self.run, in_shardings=named[0], out_shardings=named[1], donate_argnums=self.donated)
+
 
 @dataclass(frozen=True)
 class Array:
@@ -88,27 +112,28 @@ class Array:
 
 def types(tree: Tree) -> Tree:
     """The types of a tree of `Array`s."""
-    return jax.tree.map(lambda array: array.type, tree, is_leaf=_is_array)
+    return jax.tree.map(lambda array: array.type, tree, is_leaf=is_array)
 
 
 def names(tree: Tree) -> Tree:
     """The names of a tree of `Array`s."""
-    return jax.tree.map(lambda array: array.names, tree, is_leaf=_is_array)
+    return jax.tree.map(lambda array: array.names, tree, is_leaf=is_array)
 
 
 def stacked(layers: int, tree: Tree) -> Tree:
     """The weights of all layers, each kind as one array."""
     return jax.tree.map(
-        lambda a: dataclasses.replace(a, shape=(layers, *a.shape), names=(None, *a.names)), tree, is_leaf=_is_array
+        lambda a: dataclasses.replace(a, shape=(layers, *a.shape), names=(None, *a.names)), tree, is_leaf=is_array
     )
 
 
 def in_type(dtype: Any, tree: Tree) -> Tree:
     """The same weights in another type."""
-    return jax.tree.map(lambda array: dataclasses.replace(array, dtype=dtype), tree, is_leaf=_is_array)
+    return jax.tree.map(lambda array: dataclasses.replace(array, dtype=dtype), tree, is_leaf=is_array)
 
 
-def _is_array(tree: Tree) -> bool:
+def is_array(tree: Tree) -> bool:
+    """Whether a part of a tree is an `Array`."""
     return isinstance(tree, Array)
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 import sdy_jax as sdy
 from models.common import Layout, Program
@@ -124,16 +123,7 @@ def _peak(topology: Topology) -> float:
 
 
 def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
-    specs, results = layout.specs(program.named), layout.specs(program.results)
-    # weights, and what comes back: an optimizer's state, or a cache
-    state, back = (max(program.donated, default=0) + 1, len(program.donated)) if "auto" in how else (0, 0)
-    function = sdy.partition(
-        program.run,
-        mesh=layout.mesh,
-        in_shardings=((sdy.AUTO,) * state + specs[state:]),
-        out_shardings=((sdy.AUTO,) * back + results[back:]),
-        donate_argnums=program.donated,
-    )
+    function = program.partitioned(layout, automatic="auto" in how)
     start = time.process_time()
     plan = function.plan(*program.arguments)
     side.planned = time.process_time() - start
@@ -144,16 +134,7 @@ def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles:
 
 
 def _jit(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
-    named = [
-        jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), layout.specs(tree), is_leaf=_is_spec)
-        for tree in (program.named, program.results)
-    ]
-    function = jax.jit(program.run, in_shardings=named[0], out_shardings=named[1], donate_argnums=program.donated)
-    return function.lower(*program.arguments)
-
-
-def _is_spec(tree: Any) -> bool:
-    return isinstance(tree, P)
+    return program.jitted(layout).lower(*program.arguments)
 
 
 def _packed(lowered: Any, topology: Topology, side: Side, kept: Path | None) -> float:

@@ -12,11 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 
-import sdy_jax as sdy
 from models import rows
-from models.common import Array, Layout, Program, Tree, bf16, cross_entropy, i32, training
+from models.common import Array, Layout, Program, Tree, bf16, cross_entropy, i32, is_array, training
 from models.experts import ByCapacity, Dropless
 from models.llama import Llama, trained
 
@@ -59,13 +58,9 @@ def pipelined(model: Llama, layout: Layout, batch: int, sequence: int, stages: i
         return cross_entropy(model.logits(done.reshape(batch, sequence, -1), weights, layout), targets)
 
     given = model.weights()
-    layers = jax.tree.map(lambda w: Array(w.shape, ("stage", *w.names[1:])), given["layers"], is_leaf=_is_array)
+    layers = jax.tree.map(lambda w: Array(w.shape, ("stage", *w.names[1:])), given["layers"], is_leaf=is_array)
     tokens = Array((batch, sequence), ("batch", "seq"), i32)
     return training(loss, {**given, "layers": layers}, (tokens, tokens), model.flops(batch, sequence))
-
-
-def _is_array(tree: Tree) -> bool:
-    return isinstance(tree, Array)
 
 
 @dataclass(frozen=True)
@@ -117,24 +112,15 @@ def measured(forget: Callable[[], None]) -> Iterator[Planned]:
     for name, structure in STRUCTURES.items():
         mesh = jax.make_mesh(tuple(structure.axes.values()), tuple(structure.axes), (AxisType.Auto,) * 2)
         program = structure.make(layout := Layout(mesh, structure.rules, constrained=True))
-        given, made = layout.specs(program.named), layout.specs(program.results)
-        function = sdy.partition(
-            program.run,
-            mesh=mesh,
-            in_shardings=given,
-            out_shardings=made,
-            donate_argnums=program.donated,
-            on_unknown="ignore",
-        )
+        function = program.partitioned(layout, on_unknown="ignore")
         forget()
         plan = _seconds(lambda function=function, program=program: function.plan(*program.arguments))
         forget()
-        yield Planned(name, plan, _by_jit(program, mesh, given, made), structure.most)
+        yield Planned(name, plan, _by_jit(program, layout), structure.most)
 
 
-def _by_jit(program: Program, mesh: Mesh, given: Tree, made: Tree) -> float:
-    named = (jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), tree) for tree in (given, made))
-    step = jax.jit(program.run, **dict(zip(("in_shardings", "out_shardings"), named, strict=True)))
+def _by_jit(program: Program, layout: Layout) -> float:
+    step = program.jitted(layout)
     try:
         return _seconds(lambda: step.lower(*program.arguments).compile())
     except jax.errors.JaxRuntimeError:  # ragged_all_to_all, which CPUs do not have

@@ -22,7 +22,7 @@ class Rewriting:
         equation: gives what stands for an equation, whose parameters are rewritten.
         effects: gives the effects that stand for those of a jaxpr.
         concerns: whether anything of a jaxpr with such effects may change.
-        types: gives the type that stands for that of a value; the same one for most.
+        types: gives the type that stands for that of a value; None leaves all as they are.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Rewriting:
         equation: Callable[[Any], Sequence[Any]],
         effects: Callable[[Any], Any] = lambda found: found,
         concerns: Callable[[Any], bool] = lambda found: True,
-        types: Callable[[Any], Any] = lambda found: found,
+        types: Callable[[Any], Any] | None = None,
     ):
         self._equation, self._effects, self._concerns, self._types = equation, effects, concerns, types
         self._known: dict[int, tuple[Any, Any]] = {}
@@ -51,7 +51,7 @@ class Rewriting:
         return x if jaxpr is x.jaxpr else x.replace(jaxpr=jaxpr)
 
     def _jaxpr(self, before: Any) -> Any:
-        jaxpr = _retyped(before, self._types)
+        jaxpr = before if self._types is None else _retyped(before, self._types)
         eqns = [new for eqn in jaxpr.eqns for new in self._equation(self._with_parameters(eqn))]
         is_same = len(eqns) == len(jaxpr.eqns) and all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns, effects=self._effects(jaxpr.effects))

@@ -117,13 +117,9 @@ class JittedFunction:
             check_moves(call.given, call.mesh)
         jitted = self._chosen(call, view, is_ahead=True).jitted
         planned = self._function.planned(call)
-        stated = self._function.options.out_shardings is not None
-        return (
-            call,
-            planned,
-            jitted,
-            *lowered_arguments(call, planned, self._function.traced.donated(call) if stated else ()),
-        )
+        is_stated = self._function.options.out_shardings is not None
+        donated = self._function.traced.donated(call) if is_stated else ()
+        return call, planned, jitted, *lowered_arguments(call, planned, donated)
 
     @with_room
     def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:

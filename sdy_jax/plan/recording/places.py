@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from functools import cache
 from itertools import takewhile
 
 from jax.extend.mlir import ir
@@ -21,6 +22,7 @@ class Places:
     def __init__(self, name: str):
         self._name = name.partition(" (")[0].rpartition(".")[2]
         self._known: dict[ir.Attribute, RecordedPlace] = {}
+        self._frame = cache(frame_of)
 
     def of(self, location: ir.Location) -> RecordedPlace:
         """The place that a location says."""
@@ -31,7 +33,7 @@ class Places:
 
     def _read(self, location: ir.Location) -> RecordedPlace:
         place = place_of(location)
-        inner, *callers = self._inside(user_frames(location)) or [frame_of(place.line)]
+        inner, *callers = self._inside(user_frames(location)) or [self._frame(place.line)]
         library = short_source(place.library) if place.library else ""
         said = place.scope, place.primitive, place.backward, tuple(callers)
         return RecordedPlace(inner.line, inner.text, inner.function, library, *said)
@@ -39,9 +41,9 @@ class Places:
     def _inside(self, frames: tuple[tuple[str, str], ...]) -> list[RecordedFrame]:
         own = [number for number, (_, function) in enumerate(frames) if function == self._name]
         if own:
-            return [frame_of(*frame) for frame in frames[: own[-1] + 1]]
+            return [self._frame(*frame) for frame in frames[: own[-1] + 1]]
         inner = takewhile(lambda frame: frame[1] != "<module>", frames[1:])
-        return [frame_of(*frame) for frame in (*frames[:1], *inner)]
+        return [self._frame(*frame) for frame in (*frames[:1], *inner)]
 
 
 def frame_of(line: str, function: str = "") -> RecordedFrame:
