@@ -27,21 +27,18 @@ counts as if it were outside; with thousands, everything is moved out of it, wha
 
 
 class Executions(NamedTuple):
-    """How often an op runs per call of the program: `times` or, unless that is `known`, more often.
+    """How often an op runs per call of the program: `times` or, unless that is `known`, more often: `estimate`, with a
+    guess for loops whose count is unknown.
 
     `depth` is the number of loops around it; `branches` are the blocks of conditionals that it is in, outermost first,
     without those that `times` counts.
     """
 
     times: int
+    estimate: int
     known: bool
     depth: int
     branches: tuple[Block, ...]
-
-    @property
-    def estimate(self) -> int:
-        """`times`, with a guess for loops whose count is unknown."""
-        return self.times if self.known else self.times * UNKNOWN
 
 
 def executions(op: Op) -> Executions:
@@ -50,21 +47,22 @@ def executions(op: Op) -> Executions:
 
     A loop with an unknown count is taken for one trip; its condition is tested once more.
     """
-    times, known, depth, branches = 1, True, 0, list[Block]()
+    times, estimate, known, depth, branches = 1, 1, True, 0, list[Block]()
     block = op.block
     while block is not None:
         around = block.parent
         if around.name == "stablehlo.while":
             count = trip_count(around)
             times *= (1 if count is None else count) + (block is around.blocks[0])
+            estimate *= runs_of(block)
             known, depth = known and count is not None, depth + 1
         elif (taken := _trips_with(block)) is not None:
             loop, count = taken
-            times, depth, around = times * count, depth + 1, loop
+            times, estimate, depth, around = times * count, estimate * count, depth + 1, loop
         elif around.name in ("stablehlo.case", "stablehlo.if"):
             branches.insert(0, block)
         block = around.block
-    return Executions(times, known, depth, tuple(branches))
+    return Executions(times, estimate, known, depth, tuple(branches))
 
 
 def times_as_often(op: Op, value: Value) -> int:
@@ -82,6 +80,13 @@ def trips(loop: Op) -> int:
     """The number of iterations that the cost model takes for a loop, at least one."""
     count = trip_count(loop)
     return UNKNOWN if count is None else max(1, count)
+
+
+def runs_of(block: Block) -> int:
+    """How often a block runs, by the cost model, each time that its op does: a loop's condition once more than its
+    body, a branch as if it were always taken."""
+    op = block.parent
+    return trips(op) + (block is op.blocks[0]) if op.name == "stablehlo.while" else 1
 
 
 def trip_count(loop: Op) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sdy_jax.ir.graph import Value
 from sdy_jax.lowering.collectives.data_movement import permutation_pairs
-from sdy_jax.lowering.collectives.reductions import has_native_all_reduce
+from sdy_jax.lowering.collectives.reductions import gathers_partials, has_native_all_reduce
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.lowering.targets.rates import wire_bytes
@@ -54,7 +54,7 @@ def reduce_by_bytes(shape: Sequence[int], itemsize: float, group: int, is_used: 
     A result that `is_used` by nothing takes part in the reduction of chunks, but is not gathered again.
     """
     size = math.prod(shape)
-    if group == 2 or size < group:
+    if gathers_partials(size, group):
         return gathered_bytes(itemsize * size, group)
     chunks = itemsize * -(-size // group) * group
     return wire_bytes("all_reduce" if is_used else "all_to_all", group, chunks, chunks)

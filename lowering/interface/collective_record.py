@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.locations import SourcePlace, place_of
-from sdy_jax.lowering.analysis.trip_counts import UNKNOWN
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.targets.tiles import LastCut
 from sdy_jax.representation.axes import braces
@@ -63,6 +62,8 @@ class CollectiveRecord:
     as one trip."""
     times_known: bool = True
     """Whether the trip counts of all loops around it are known. Where they are not, it runs `times` or more often."""
+    estimated_times: int = 1
+    """`times`, with a guess for loops whose count is unknown."""
     origin: Origin = "partitioner"
     """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
     branches: tuple[Branch, ...] = ()
@@ -114,11 +115,6 @@ class CollectiveRecord:
     def bytes_time(self, model: CostModel, mesh: Mesh) -> float:
         """Of `sending_time` that in which bytes are sent."""
         return self.costs(model).bytes_time(self.kind, self.axes, mesh, self.wire_bytes, self.cut)
-
-    @property
-    def estimated_times(self) -> int:
-        """`times`, with a guess for loops whose count is unknown."""
-        return self.times if self.times_known else self.times * UNKNOWN
 
     @property
     def total_wire_bytes(self) -> float:

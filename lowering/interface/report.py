@@ -56,6 +56,7 @@ class PartitionReport:
             runs.depth,
             runs.times,
             runs.known,
+            runs.estimate,
             origin,
             tuple([self._branch(block) for block in runs.branches]),
             again,

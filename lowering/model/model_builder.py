@@ -17,7 +17,7 @@ from sdy_jax.ir.statements import group_of
 from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.rounding import held_rounded, rounded_values, sums_of
-from sdy_jax.lowering.analysis.trip_counts import trips
+from sdy_jax.lowering.analysis.trip_counts import runs_of
 from sdy_jax.lowering.candidates.op_problem import Decision
 from sdy_jax.lowering.costs.cost_model import CostModel
 from sdy_jax.lowering.interface.setting import Setting
@@ -151,11 +151,11 @@ class _Builder:
         edges, proposed, first = edges_of(op), self._proposed.edges[self._program.numbers[op]], len(self._model.nodes)
         for target in (target for edge in edges for target in edge.targets):
             inside = isinstance(target.owner, Block)
-            self._new_value(target, times * _trips(op) if inside else times)
+            self._new_value(target, times * runs_of(op.blocks[-1]) if inside else times)
         outside, manual = self._free, manual_axes(op)
         self._free = tuple([atom for atom in outside if atom.name not in manual])
         for block in op.blocks:
-            self._block(block, times * _trips(op))
+            self._block(block, times * runs_of(block))
         assert op.block is not None
         self._here, self._free = op.block, outside
         for index, (edge, taken) in enumerate(zip(edges, proposed, strict=True)):
@@ -286,7 +286,3 @@ def _is_recomputed(op: Op) -> bool:
         return False
     given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
     return result.bytes >= (1 if given else _WIDENING) * operand.bytes
-
-
-def _trips(op: Op) -> int:
-    return trips(op) if op.name == "stablehlo.while" else 1

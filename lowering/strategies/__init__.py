@@ -1,6 +1,6 @@
 """How ops run on shards: importing this package fills the registries of `registry.py`, one module per family."""
 
-from . import (  # noqa: F401
+from sdy_jax.lowering.strategies import (  # noqa: F401
     after,
     blocked_linalg,
     callback,
@@ -36,6 +36,6 @@ from . import (  # noqa: F401
     written_collective,
     written_windows,
 )
-from .registry import STRATEGIES, Strategy, strategies_of
+from sdy_jax.lowering.strategies.registry import STRATEGIES, Strategy, strategies_of
 
 __all__ = ["STRATEGIES", "Strategy", "strategies_of"]

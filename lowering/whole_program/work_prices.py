@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.choices import Choices
@@ -20,6 +18,12 @@ _LATENCIES = 0.25
 the proposal for an 8B model on 256 chips moves whole activations, 0.1 s each on average; a sixteenth of that for each
 gather of a layer had stacks gathered before the loops, which held twice of what a chip has."""
 
+_LEAST_WORTH = 2048.0
+"""The bytes that it has to save at least, where the model knows bytes alone: the step of one token is all latency.
+Measured (2026-11, plans for CPUs): without it tokens of a dense model and of latent attention on 2 x 4 take 50 and 37
+collectives, 1.8 and 1.5 of the bytes, to save a tenth of the work; with it 11 and 15. No step of `scripts/bench_bytes`
+sends more; with four times as much a perceptron's sends 1.09."""
+
 _TRIES = 8
 """Prices of work that are tried. Guessed, a guard: the price is 4^7 times the first by then, or what it has to be."""
 
@@ -35,7 +39,7 @@ def best_choice(choices: Choices, latency: float = 0.0) -> Chosen:
     program = choices.program
     model, start = program.model, program.start
     worth = _WORTH * model.mean_reshard(start)
-    model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
+    model.charge_each_reshard(min(worth, _LATENCIES * latency) if latency else max(worth, _LEAST_WORTH))
     dearer = _DEARER
     for number in range(1, _TRIES + 1):
         found = choices.improved(start)

@@ -32,15 +32,15 @@ BERT_LARGE = Bert(24, 1024, 16, 4096, 30528)  # 30522 words, padded as Megatron 
 LSTM = Lstm(2, 1024, 8192, 50000)
 
 Rules = Mapping[str, str | tuple[str, ...]]
-_TENSOR: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocabulary": "model"}
+TENSOR: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocabulary": "model"}
 FSDP: Rules = {"batch": "fsdp", "embed": "fsdp"}
-MEGATRON: Rules = {**FSDP, **_TENSOR}
+MEGATRON: Rules = {**FSDP, **TENSOR}
 SLICES: Rules = {**MEGATRON, "batch": ("slice", "fsdp")}
 EXPERTS: Rules = {"batch": ("fsdp", "expert"), "tokens": "fsdp", "embed": "fsdp", "expert": "expert"}
-SEQUENCE: Rules = {**_TENSOR, "seq": "seq", "cache": "seq"}
+SEQUENCE: Rules = {**TENSOR, "seq": "seq", "cache": "seq"}
 LONG: Rules = {"batch": "fsdp", "seq": "seq", "embed": ("fsdp", "seq")}
-BATCH: Rules = {**_TENSOR, "batch": "data"}
-CACHE: Rules = {**_TENSOR, "cache": "seq"}
+BATCH: Rules = {**TENSOR, "batch": "data"}
+CACHE: Rules = {**TENSOR, "cache": "seq"}
 SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
 
 V5E_8, V5E_16, V5E_64, V5E_256, TWO_SLICES = (
@@ -213,12 +213,12 @@ def _rows() -> Iterator[Row]:
     ):
         yield from _with_kernels("decode-by-batch", _from_pages(model, sequence), place, False)
     for model, sequence, place in (
-        (LLAMA_8B, 4096, (V5E_8, {"model": 8}, _TENSOR)),
-        (LLAMA_70B, 8192, (H100_8, {"model": 8}, _TENSOR)),
+        (LLAMA_8B, 4096, (V5E_8, {"model": 8}, TENSOR)),
+        (LLAMA_70B, 8192, (H100_8, {"model": 8}, TENSOR)),
     ):
         yield from _with_kernels("decode-by-heads", _from_pages(model, sequence), place, True)
     step = partial(decoded, batch=64, sequence=4096)
-    by_heads = {key: _TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
+    by_heads = {key: TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
     yield _row("decode-by-hand", LLAMA_8B, step, (V5E_16, {"model": 16}, by_heads))
     yield _row("decode-by-sequence", LLAMA_8B, step, (V5E_16, {"seq": 4, "model": 4}, CACHE))
     yield _row("decode-by-sequence", LLAMA_8B, step, (H100_8, {"seq": 2, "model": 4}, CACHE))

@@ -8,8 +8,8 @@ from sdy_jax.commands.bug_report import described_bug
 from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.ir.context import new_context
 from sdy_jax.loading.artifacts import contents
-from sdy_jax.passes import parse, run_pipeline
 from sdy_jax.passes.data_flow_edges import check_given_edges
+from sdy_jax.passes.programs import parse, run_pipeline
 from sdy_jax.text.modules import SourceError, check_device_ids, error_at, parse_module
 from sdy_jax.text.printer import module_text
 from sdy_jax.verification import verify_module

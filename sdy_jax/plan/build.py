@@ -29,9 +29,10 @@ from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.whole_program.partition import best_border
 from sdy_jax.lowering.whole_program.starting_proposal import is_large
 from sdy_jax.op_rules import RuleBook
-from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
+from sdy_jax.passes.programs import run_pipeline
+from sdy_jax.passes.registry import Pass
 from sdy_jax.plan.auto_layouts import Border, Planners, automatic_layouts, automatic_plan, with_border
 from sdy_jax.plan.border.boundary import boundary_values
 from sdy_jax.plan.border.planned_with import PlannedWith, input_names, to_partition

@@ -16,7 +16,7 @@ from pathlib import Path
 from jax.extend.mlir import ir
 
 from sdy_jax.files.whole import explained
-from sdy_jax.passes import Pass
+from sdy_jax.passes.registry import Pass
 from sdy_jax.passes.save import write_module
 
 VARIABLE = "SDY_JAX_DUMP_TO"

@@ -6,9 +6,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.operations import copied
-from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import plan_import
+from sdy_jax.passes.programs import run_pipeline
 from sdy_jax.plan.dump import Dump, ignore
 
 

@@ -261,7 +261,7 @@ def terms_of(dtype, shape):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, np.int8, np.float16], ids=lambda t: np.dtype(t).name)
 def test_all_reduce_combines_the_terms_of_a_group(dtype):
-    x, scalar = terms_of(dtype, (3, 5)), terms_of(dtype, ())
+    x, scalar = terms_of(dtype, (13, 10)), terms_of(dtype, ())  # enough to be reduced in chunks, and few
     cases = [(axes_of(quote(f"[{axes}]"))[0], kind) for axes in REDUCED for kind in kinds_of(dtype)]
 
     def program(v, s):
@@ -275,7 +275,7 @@ def test_all_reduce_combines_the_terms_of_a_group(dtype):
 
 def test_several_arrays_are_reduced_together_in_the_order_of_the_axes():
     rng = np.random.default_rng(2)
-    scale, shift = rng.choice([-2.0, -0.5, 0.5, 1.0, 2.0], (2, 8, 3, 5)).astype(np.float32)
+    scale, shift = rng.choice([-2.0, -0.5, 0.5, 1.0, 2.0], (2, 8, 13, 10)).astype(np.float32)
 
     def composed(old, new):
         return old[0] * new[0], old[0] * new[1] + old[1]

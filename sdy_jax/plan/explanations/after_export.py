@@ -10,8 +10,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import copied, functions, pre_order
-from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
+from sdy_jax.passes.programs import run_pipeline
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.representation.sharding import TensorSharding
 

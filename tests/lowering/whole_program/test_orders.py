@@ -277,3 +277,19 @@ def test_all_elements_by_approximate_top_k_come_in_their_order():
 def test_an_extreme_is_found_among_pairs(find, size):
     plan = assert_same(lambda x: find(x[:, :size], axis=1), integers(16, 8192), mesh=LINE, in_shardings=P(None, "x"))
     assert plan.wire_bytes <= 16 * 8 * 8
+
+
+@pytest.mark.parametrize("rows", [13, *rarely(16)])
+def test_many_partial_results_are_combined_in_chunks_of_them(rows):
+    """Of few every device receives all; of more each device a chunk, also of flags beside them."""
+    x = jnp.ones((rows, 301), jnp.float32) + integers(301) % 5
+
+    def function(x):
+        x = split(x, "x")
+        pair = lax.reduce(
+            (x, -x), (jnp.float32(9), jnp.float32(9)), lambda a, b: (jnp.minimum(a[0], b[0]), a[1] + b[1]), (0,)
+        )
+        return x.argmax(0), x.argmin(0), (x > 3).argmax(0), x.prod(0), pair
+
+    check_inside(function, x, sent_by="stablehlo.reduce")
+    check_inside(function, x[:, :3], sent_by="stablehlo.reduce")
