@@ -101,7 +101,7 @@ def planned_along_whole_axes():
 
 
 def test_questions_are_answered_from_the_same_proposal(few_parts):
-    plan = planned(attention, *arguments())
+    plan = planned(attention, *arguments(batch=64))
     assert plan.layouts.chosen
     assert str(plan.why("x"))
 
