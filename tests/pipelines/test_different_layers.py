@@ -83,7 +83,7 @@ def test_packed_layers_are_what_was_packed() -> None:
 )
 def test_values_and_gradients_are_those_of_the_layers_in_turn(schedule: str, sizes: list[int]) -> None:
     """On as many stages as there are layers, and on fewer."""
-    value, slopes = jax.value_and_grad(one_by_one)(TREES, X)
+    value, slopes = jax.jit(jax.value_and_grad(one_by_one))(TREES, X)
     packed = sdy.pack_layers(TREES)
     step = jax.value_and_grad(partial(piped, schedule=schedule))
     for stages in sizes:
