@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -145,36 +144,37 @@ def loss(case: Case, head: Any, y: Any, targets: Any) -> Any:
     return (value, {"top": jnp.sum(logits**2), "right": jnp.sum(logits > targets)}) if case.loss_has_aux else value
 
 
-def parts(tree: Any, microbatches: int) -> list[Any]:
-    return [jax.tree.map(operator.itemgetter(slice(m, None, microbatches)), tree) for m in range(microbatches)]
+def parts(tree: Any, microbatches: int) -> Any:
+    """The rows of each microbatch, which takes every so many, along a new first dimension."""
+    return jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), tree)
 
 
 def plain(case: Case, key: Any, given: dict[str, Any]) -> Any:
-    """The same by scans over the layers, one for each microbatch, and their results as the pipeline has them."""
+    """The same by a scan over the layers for each microbatch in turn, and their results as the pipeline has them."""
     count, layer = case.options["microbatches"], layer_of(case, given["shared"])
-    outs = []
-    for m, (x, extra, targets) in enumerate(
-        zip(*(parts(given[n], count) for n in ("x", "extra", "targets")), strict=True)
-    ):
 
-        def step(x: Any, xs: Any, m: int = m, extra: Any = extra) -> Any:
+    def run(microbatch: Any) -> Any:
+        m, x, extra, targets = microbatch
+
+        def step(x: Any, xs: Any) -> Any:
             w, index = xs
             keys = [jax.random.fold_in(jax.random.fold_in(key, index), m)] * case.has_key
             made = layer(w, x, *[extra] * case.has_extra, *keys)
             return made if case.has_aux else (made, None)
 
         y, aux = lax.scan(step, x, (given["weights"], jnp.arange(case.layers)))
-        outs.append((loss(case, given["head"], y, targets) if case.has_loss else y, aux))
-    aux = [jax.tree.map(lambda *xs: jnp.stack(xs, 1), *(out[1] for out in outs))] * case.has_aux
+        return (loss(case, given["head"], y, targets) if case.has_loss else y), aux
+
+    out, aux = lax.map(run, (jnp.arange(count), *(parts(given[name], count) for name in ("x", "extra", "targets"))))
+    made = [jax.tree.map(lambda x: x.swapaxes(0, 1), aux)] * case.has_aux
     if case.has_loss:
-        values = [out[0] for out in outs]
         if case.loss_has_aux:
-            aux.append(jax.tree.map(lambda *xs: jnp.stack(xs), *(value[1] for value in values)))
-            values = [value[0] for value in values]
-        mean = sum(values) / count
-        return (mean, aux[0] if len(aux) == 1 else tuple(aux)) if aux else mean
-    y = jax.tree.map(lambda *xs: jnp.stack(xs, 1).reshape(-1, *xs[0].shape[1:]), *(out[0] for out in outs))
-    return (y, *aux) if aux else y
+            out, beside = out
+            made.append(beside)
+        mean = jnp.sum(out) / count
+        return (mean, made[0] if len(made) == 1 else tuple(made)) if made else mean
+    y = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), out)
+    return (y, *made) if made else y
 
 
 def piped(case: Case, key: Any, given: dict[str, Any]) -> Any:
