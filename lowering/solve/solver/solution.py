@@ -34,10 +34,11 @@ would drop; with more, they take longer than the tables."""
 ROUNDS = 40
 """Rounds of messages. Guessed, a guard: half of the solves end sooner, by `trws.CHECKED`."""
 
-FEW_SUMS = 1 << 20
-"""Sums up to which a node between two others is minimised out before messages are passed: those of three nodes with a
-hundred candidates each. Measured (2026-11): a pipeline of MaxText has 330 that take more, 3 s in all, and after six
-rounds of messages, 1.3 s, few candidates are left for them. No result depends on it where these prove theirs."""
+FEW_SUMS = 1 << 22
+"""Sums up to which a node between two others is minimised out before messages are passed: those of three nodes with
+160 candidates each. Measured (2026-11): the solve of MaxText's pipeline takes 3.0 to 3.3 s, where 4.1 to 4.4 without
+messages first; with a quarter as many sums 2.8, but among choices of one cost an 8B step on 16 x 16 chips took one that
+holds 1.76 times as much. No cost depends on it where messages prove theirs."""
 
 FEW_CANDIDATES = 64
 """Candidates of a node up to which it is tried before message passing which of them are not needed; how long that takes
