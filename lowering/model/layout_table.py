@@ -192,27 +192,43 @@ class Prices:
         routes = self._routes[is_alone, is_rounded]
         if not itemsize:
             return np.where(np.eye(len(layouts)), 0.0, np.inf)
-        counts = np.array([layout.shard_counts(self._table.mesh) for layout in layouts], int).reshape(len(layouts), -1)
-        few, many = np.minimum(counts[:, None], counts), np.maximum(counts[:, None], counts)
-        lengths = np.broadcast_to(np.array(shape, int), many.shape)
-        blocks = -(-lengths // many)
-        nested = ((few == 1) | ((many % few == 0) & (blocks * (many // few) == -(-lengths // few)))).all(-1)
-        padded = np.where(nested[..., None], blocks * many, 0)
-        prices = np.zeros(nested.shape)
-        numbers = padded @ np.cumprod([1, *padded.max((0, 1)) + 1])[:-1]  # one per shape: rows take long
-        for number, first in zip(*np.unique(numbers[nested], return_index=True), strict=True):
-            whole, alike = padded[nested][first], nested & (numbers == number)
+        nested, wholes, numbers = self._joined_blocks(shape, layouts)
+        prices = np.full(nested.shape, np.inf)
+        for number, whole in enumerate(wholes):
+            alike = nested & (numbers == number)
             rows, columns = np.flatnonzero(alike.any(1)), np.flatnonzero(alike.any(0))
-            sources, targets = [layouts[i] for i in rows], [layouts[j] for j in columns]
+            sources = [layouts[i] for i in rows]
+            targets = sources if np.array_equal(rows, columns) else [layouts[j] for j in columns]
             found = np.full(nested.shape, np.inf)
-            found[np.ix_(rows, columns)] = routes.matrix(tuple(whole.tolist()), itemsize, sources, targets)
+            found[np.ix_(rows, columns)] = routes.matrix(whole, itemsize, sources, targets)
             prices[alike] = found[alike]
-        prices[~nested] = np.inf
+        if nested.all():
+            return prices
         for i, j in np.argwhere(~nested & _differ_once(layouts)):
             prices[i, j] = routes.of_pair(shape, itemsize, layouts[i], layouts[j])
         for i, j in np.argwhere(np.isinf(prices) & ~nested):
             prices[i, j] = np.min(prices[i] + prices[:, j])
         return prices
+
+    def _joined_blocks(
+        self, shape: tuple[int, ...], layouts: list[TensorSharding]
+    ) -> tuple[np.ndarray, list[tuple[int, ...]], np.ndarray]:
+        """For each pair of layouts whether one's blocks join to the other's, the shapes to which tensors are padded
+        there, and for each pair the index of its shape."""
+        of_counts = dict[tuple[int, ...], int]()  # layouts are many, counts of blocks are few
+        places = [of_counts.setdefault(layout.shard_counts(self._table.mesh), len(of_counts)) for layout in layouts]
+        counts = np.array(list(of_counts), int).reshape(len(of_counts), -1)
+        few, many = np.minimum(counts[:, None], counts), np.maximum(counts[:, None], counts)
+        lengths = np.broadcast_to(np.array(shape, int), many.shape)
+        blocks = -(-lengths // many)
+        nested = ((few == 1) | ((many % few == 0) & (blocks * (many // few) == -(-lengths // few)))).all(-1)
+        padded = np.where(nested[..., None], blocks * many, 0)
+        mixed = padded @ np.cumprod([1, *padded.max((0, 1)) + 1])[:-1]  # one number per shape: rows take long
+        _, first, numbers = np.unique(mixed[nested], return_index=True, return_inverse=True)
+        of_pairs = np.zeros(nested.shape, int)
+        of_pairs[nested] = numbers
+        each = np.ix_(places, places)
+        return nested[each], list(map(tuple, padded[nested][first].tolist())), of_pairs[each]
 
     def cost(self, of: ValueClass, source: int, target: int) -> float:
         """The price of one reshard; infinite where there is none."""

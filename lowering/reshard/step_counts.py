@@ -22,16 +22,21 @@ def steps_between(layouts: Sequence[TensorSharding], mesh: Mesh) -> NDArray[np.i
     >>> steps_between(layouts, Mesh.of(x=2, y=4))[:, 2].tolist()
     [2, 1, 1]
     """
-    places = np.array([[_place(layout, axis.name) for axis in mesh.axes] for layout in layouts])
-    source, target = places[:, None, :], places[None, :, :]
-    reduced = (source == _UNREDUCED) & (target != _UNREDUCED)
-    gathered = (source >= 0) & (target == _ABSENT)
-    moved = (source >= 0) & (target >= 0) & (source != target)
-    return np.maximum(1, sum(kind.any(axis=2).astype(np.int64) for kind in (reduced, gathered, moved)))
+    names = {axis.name for axis in mesh.axes}
+    found = [_places(layout) for layout in layouts]
+    reduced, gathered, moved = np.zeros((3, len(layouts), len(layouts)), bool)
+    for name in sorted(names.intersection(set[str]().union(*found))):  # the others are absent everywhere
+        places = np.array([each.get(name, _ABSENT) for each in found])
+        source, target = places[:, None], places[None, :]
+        reduced |= (source == _UNREDUCED) & (target != _UNREDUCED)
+        gathered |= (source >= 0) & (target == _ABSENT)
+        moved |= (source >= 0) & (target >= 0) & (source != target)
+    return np.maximum(1, reduced.astype(np.int64) + gathered + moved)
 
 
-def _place(layout: TensorSharding, name: str) -> int:
-    """The dimension that an axis splits, or the first that a part of it does."""
-    lists = [*layout.axes, layout.unreduced_axes]
-    found = next((place for place, axes in enumerate(lists) if any(axis.name == name for axis in axes)), _ABSENT)
-    return _UNREDUCED if found == len(layout.axes) else found
+def _places(layout: TensorSharding) -> dict[str, int]:
+    """Per axis, the dimension that it splits, or the first that a part of it does."""
+    found = {axis.name: _UNREDUCED for axis in layout.unreduced_axes}
+    for place, axes in reversed(list(enumerate(layout.axes))):
+        found.update({axis.name: place for axis in axes})
+    return found

@@ -8,7 +8,8 @@ See docs/explanation/planner.md#moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.model.nodes import Chosen, ModelValue, Node
@@ -47,6 +48,11 @@ class _Beside(NamedTuple):
     slots: tuple[int, ...]
     maker: int | None
 
+    def own(self, layouts: Sequence[int]) -> tuple[int, ...]:
+        """Those of the node's layouts that the value is taken or made in."""
+        slots = self.slots if self.maker is None else (*self.slots, self.maker)
+        return tuple([layouts[slot] for slot in slots])
+
     def paid(self, model: ProgramModel, layouts: Sequence[int]) -> float:
         """What the value costs if the node has these layouts."""
         made = self.made if self.maker is None else layouts[self.maker]
@@ -55,21 +61,48 @@ class _Beside(NamedTuple):
 
 
 class _HeldBeside(NamedTuple):
-    """As `_Beside`, where holding has a price: `taken` by all uses in their order; `own`: the indices of those of the
-    node, with their slots."""
+    """As `_Beside`, where holding has a price: `taken` by all uses in their order; `indices`: of those of the node, in
+    the order of its `slots`."""
 
     value: ModelValue
     taken: list[int]
     made: int
-    own: list[tuple[int, int]]
+    indices: list[int]
+    slots: list[int]
     maker: int | None
+
+    def own(self, layouts: Sequence[int]) -> tuple[int, ...]:
+        """Those of the node's layouts that the value is taken or made in."""
+        slots = self.slots if self.maker is None else [*self.slots, self.maker]
+        return tuple([layouts[slot] for slot in slots])
 
     def paid(self, model: ProgramModel, layouts: Sequence[int]) -> float:
         """What the value costs if the node has these layouts."""
         taken = list(self.taken)
-        for index, slot in self.own:
+        for index, slot in zip(self.indices, self.slots, strict=True):
             taken[index] = layouts[slot]
         return model.paid(self.value, self.made if self.maker is None else layouts[self.maker], taken)
+
+
+class _Around:
+    """A node and the values around it, as all other nodes leave them."""
+
+    def __init__(self, model: ProgramModel, node: Node, beside: Sequence[_Beside | _HeldBeside]):
+        self._model, self._node, self._beside = model, node, beside
+        self._paid: list[dict[tuple[int, ...], float]] = [{} for _ in beside]
+
+    def cost(self, candidate: int, limit: float) -> float:
+        """What all of them cost with a candidate of the node; infinite where that is not below a limit."""
+        layouts = self._node.candidates[candidate].layouts
+        own, paid = self._node.times * self._node.candidates[candidate].cost, 0.0
+        for beside, known in zip(self._beside, self._paid, strict=True):
+            taken = beside.own(layouts)
+            if taken not in known:  # several candidates take the value alike
+                known[taken] = beside.paid(self._model, layouts)
+            paid += known[taken]
+            if own + paid >= limit:
+                return math.inf
+        return own + paid
 
 
 class _Near(NamedTuple):
@@ -98,9 +131,9 @@ class _LocalSearch:
         limit = self._cost_now(node, before) - self._least
         if node.times * near.least >= limit:  # most nodes: what is around them need not be looked at
             return False
-        cost, best = self._cost(number), before
+        around, best = self._around(number), before
         for candidate in near.candidates:
-            if node.times * node.candidates[candidate].cost < limit and (paid := cost(candidate)) < limit:
+            if node.times * node.candidates[candidate].cost < limit and (paid := around.cost(candidate, limit)) < limit:
                 best, limit = candidate, paid
         if best == before:
             return False
@@ -146,18 +179,9 @@ class _LocalSearch:
         taken = [layout for layout, count in self._counts(number).items() if count]
         return _Beside(value, frozenset(taken), made, (), None).paid(self._model, ())
 
-    def _cost(self, number: int) -> Callable[[int], float]:
-        """What a node and the values around it cost with each of its candidates."""
+    def _around(self, number: int) -> _Around:
         node, beside_of = self._model.nodes[number], self._held_beside if self._model.holding_costs else self._beside
-        beside = [found for value in _values_around(node) if (found := beside_of(number, value))]
-
-        def cost(candidate: int) -> float:
-            layouts = node.candidates[candidate].layouts
-            return node.times * node.candidates[candidate].cost + sum(
-                [found.paid(self._model, layouts) for found in beside]
-            )
-
-        return cost
+        return _Around(self._model, node, [b for value in _values_around(node) if (b := beside_of(number, value))])
 
     def _beside(self, node: int, number: int) -> _Beside | None:
         """A value around a node; None if it costs nothing."""
@@ -176,9 +200,10 @@ class _LocalSearch:
         if value.maker is None or not value.uses:
             return None
         taken = [self._model.layout(self.chosen, use) for use in value.uses]
-        own = [(index, use.slot) for index, use in enumerate(value.uses) if use.node == node]
+        indices = [index for index, use in enumerate(value.uses) if use.node == node]
+        slots = [value.uses[index].slot for index in indices]
         maker = value.maker.slot if value.maker.node == node else None
-        return _HeldBeside(value, taken, self._model.layout(self.chosen, value.maker), own, maker)
+        return _HeldBeside(value, taken, self._model.layout(self.chosen, value.maker), indices, slots, maker)
 
     def _taken_beside(self, number: int, own: Sequence[int]) -> frozenset[int]:
         """The layouts in which a value is taken beside these uses."""

@@ -112,7 +112,8 @@ def times_between(
     one of its collectives just fills a bucket, and the cheapest one is not below the mean.
     """
     total = shape_class.items * itemsize
-    ends = [shape_class.state(s) for s in sources], [shape_class.state(t) for t in targets]
+    states = [shape_class.state(source) for source in sources]
+    ends = states, states if targets is sources else [shape_class.state(target) for target in targets]
     routes = _routes(shape_class.blocks, shape_class.links(costs), costs.combines, shape_class.lanes(costs))
     if routes.are_linear or total <= 1:
         return _scaled(routes.matrix(1.0, *ends), total)

@@ -54,11 +54,12 @@ class RoutePrices:
             sources, targets: closed shardings. The sub-axes of any of them are atoms for all.
         """
         rows = [self._is_known(shape, s) for s in sources]
-        cols = [self._is_known(shape, t) for t in targets]
-        ends = list(compress(sources, rows)), list(compress(targets, cols))
+        cols = rows if targets is sources else [self._is_known(shape, t) for t in targets]
+        known = list(compress(sources, rows))
+        ends = known, known if targets is sources else list(compress(targets, cols))
         found = np.full((len(sources), len(targets)), np.inf)
         if all(ends):
-            shape_class = ShapeClass(shape, self._mesh, [*ends[0], *ends[1]])
+            shape_class = ShapeClass(shape, self._mesh, known if targets is sources else [*ends[0], *ends[1]])
             found[np.ix_(rows, cols)] = times_between(shape_class, self._costs, itemsize, *ends)
         for i, j in np.argwhere(~np.logical_and.outer(rows, cols)):
             found[i, j] = self._pair(shape, itemsize, sources[i], targets[j])

@@ -15,16 +15,18 @@ ELIMINATED = 2
 dimensions arises; with three it does, which `elimination.py` knows and this does not."""
 
 
-def contract(graph: CostGraph, nodes: Iterable[int], most: float = math.inf) -> None:
+def contract(graph: CostGraph, nodes: Iterable[int], most: float = math.inf, most_sums: float = math.inf) -> None:
     """Removes nodes and candidates, each step keeping an optimum, until no step applies.
 
-    Nodes with few neighbours are minimised out first. Of others the candidates that are never needed go, where these
-    are at most so many. A node is looked at again when its costs or edges change.
+    Nodes with few neighbours are minimised out first, where that takes at most `most_sums` sums. Of others the
+    candidates that are never needed go, where these are at most `most`. A node is looked at again when its costs or
+    edges change.
     """
     work = _Worklist(graph, nodes)
     while (node := work.next()) is not None:
         if len(graph.tables[node]) <= ELIMINATED:
-            work.add(_eliminate(graph, node))
+            if _sums(graph, node) <= most_sums:
+                work.add(_eliminate(graph, node))
         elif len(graph.vectors[node]) <= most:
             work.add(_reduce(graph, node))
 
@@ -55,6 +57,12 @@ class _Worklist:
         return None
 
 
+def _sums(graph: CostGraph, node: int) -> int:
+    """How many sums it takes to minimise a node out."""
+    ports: list[int] = [table.core.shape[1] for table in graph.tables[node].values()]
+    return len(graph.vectors[node]) * math.prod(ports)
+
+
 def _eliminate(graph: CostGraph, node: int) -> list[int]:
     others, pool, own = graph.neighbours(node), graph.pool, graph.vectors[node]
     tables = [graph.tables[node][other] for other in others]
@@ -78,5 +86,5 @@ def _reduce(graph: CostGraph, node: int) -> list[int]:
     kept = pool.once(("undominated", own, *tables), found)
     if len(kept) == len(own):
         return []
-    graph.keep(node, pool.choices(kept))
+    graph.keep({node: pool.choices(kept)})
     return [node, *others]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,14 +83,18 @@ class CostGraph:
         elif j in self.tables[i]:
             del self.tables[i][j], self.tables[j][i]
 
-    def keep(self, node: int, kept: Choices) -> None:
-        """Drops the other candidates of a node."""
-        self.steps.append(Kept(node, kept))
-        vector, least = self.pool.normal(self.pool.picked(self.vectors[node], kept).values)
-        self.vectors[node] = vector
-        self.constant += least
-        for other in self.neighbours(node):
-            self.set_edge(node, other, self.pool.rows_of(self.tables[node][other], kept))
+    def keep(self, kept: Mapping[int, Choices]) -> None:
+        """Drops the other candidates of some nodes."""
+        for node, choices in kept.items():
+            self.steps.append(Kept(node, choices))
+            self.vectors[node], least = self.pool.normal(self.pool.picked(self.vectors[node], choices).values)
+            self.constant += least
+        for node, choices in kept.items():
+            for other in self.neighbours(node):
+                if other not in kept:
+                    self.set_edge(node, other, self.pool.rows_of(self.tables[node][other], choices))
+                elif node < other:
+                    self.set_edge(node, other, self.pool.part_of(self.tables[node][other], choices, kept[other]))
 
     def remove(self, node: int) -> None:
         for other in self.neighbours(node):

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from sdy_jax.lowering.solve.solver.contraction import contract
+from sdy_jax.lowering.solve.solver.contraction import ELIMINATED, contract
 from sdy_jax.lowering.solve.solver.elimination import eliminate, elimination_order
 from sdy_jax.lowering.solve.solver.folding import folded
 from sdy_jax.lowering.solve.solver.graph import CostGraph, graph_of
@@ -33,6 +33,12 @@ would drop; with more, they take longer than the tables."""
 
 ROUNDS = 40
 """Rounds of messages. Guessed, a guard: half of the solves end sooner, by `trws.CHECKED`."""
+
+FEW_SUMS = 1 << 22
+"""Sums up to which a node between two others is minimised out before messages are passed: those of three nodes with
+160 candidates each. Measured (2026-11): the solve of MaxText's pipeline takes 3.0 to 3.3 s, where 4.1 to 4.4 without
+messages first; with a quarter as many sums 2.8, but among choices of one cost an 8B step on 16 x 16 chips took one that
+holds 1.76 times as much. No cost depends on it where messages prove theirs."""
 
 FEW_CANDIDATES = 64
 """Candidates of a node up to which it is tried before message passing which of them are not needed; how long that takes
@@ -129,26 +135,40 @@ def _solve(
 
 def _solved(graph: CostGraph, most: float, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
     """A choice for all nodes and a bound, in units; `most` is what is known to suffice."""
-    contract(graph, range(len(graph.vectors)), FEW_CANDIDATES)
+    known = _Known(most)
+    contract(graph, range(len(graph.vectors)), FEW_CANDIDATES, FEW_SUMS if rounds else math.inf)
+    if any(len(graph.tables[node]) <= ELIMINATED for node in graph.remaining()):
+        known.pass_messages(graph, min(FIRST_ROUNDS, rounds))
+        contract(graph, graph.remaining(), FEW_CANDIDATES)
     order = elimination_order(graph, largest_table)
     if order.largest <= min(largest_table, SMALL_TABLE) and eliminate(graph, order.nodes):
         return graph.undone({}), graph.constant
     at_once = FIRST_ROUNDS if order.largest <= largest_table else rounds
-    choice, cost, bound = dict[int, int](), math.inf, -math.inf
     while rounds > 0:
-        decoded = pass_messages(graph, min(at_once, rounds), most)
+        rounds -= known.pass_messages(graph, min(at_once, rounds))
         at_once = rounds
-        if decoded.cost < cost:
-            choice, cost = graph.undone(decoded.choice), decoded.cost
-        most, bound, rounds = min(most, cost), max(bound, decoded.bound), rounds - decoded.rounds
-        for node, kept in decoded.kept.items():
-            if len(kept) < len(graph.vectors[node]):
-                graph.keep(node, graph.pool.choices(kept))
         if _solved_exactly(graph, largest_table):
             return graph.undone({}), graph.constant
-        if cost - bound <= GAP * cost:
+        if known.cost - known.bound <= GAP * known.cost:
             break
-    return choice, bound
+    return known.choice, known.bound
+
+
+class _Known:
+    """The best choice so far and what it costs, a bound, and what suffices: `most`."""
+
+    def __init__(self, most: float):
+        self.most, self.choice, self.cost, self.bound = most, dict[int, int](), math.inf, -math.inf
+
+    def pass_messages(self, graph: CostGraph, rounds: int) -> int:
+        """Passes messages and drops the candidates of dearer choices; how many rounds it took."""
+        decoded = pass_messages(graph, rounds, self.most)
+        if decoded.cost < self.cost:
+            self.choice, self.cost = graph.undone(decoded.choice), decoded.cost
+        self.most, self.bound = min(self.most, self.cost), max(self.bound, decoded.bound)
+        fewer = {node: kept for node, kept in decoded.kept.items() if len(kept) < len(graph.vectors[node])}
+        graph.keep({node: graph.pool.choices(kept) for node, kept in fewer.items()})
+        return decoded.rounds
 
 
 def _solved_exactly(graph: CostGraph, largest_table: int) -> bool:

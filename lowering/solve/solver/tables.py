@@ -44,9 +44,14 @@ of 12 layers has 22,000 such comparisons, a tenth of the solver's time. No resul
 
 def content(*arrays: NDArray[Any] | None) -> Hashable:
     """Arrays as a key."""
-    key = tuple([None if array is None else (array.shape, array.tobytes()) for array in arrays])
-    is_small = sum([array.nbytes for array in arrays if array is not None]) <= SMALL
-    return key if is_small else _LargeContent(arrays, hash(key))
+    if sum([array.nbytes for array in arrays if array is not None]) <= SMALL:
+        return tuple([None if array is None else (array.shape, array.tobytes()) for array in arrays])
+    return _LargeContent(arrays, hash(tuple([None if array is None else _summary(array) for array in arrays])))
+
+
+def _summary(array: NDArray[Any]) -> Hashable:
+    """What tells most arrays apart: all of a large one takes ten times as long to hash as to sum."""
+    return array.shape, float(np.add.reduce(array, axis=None)), array[0].tobytes(), array[-1].tobytes()
 
 
 class _LargeContent:
@@ -192,6 +197,15 @@ class Pool:
         rows = choices.indices if table.rows is None else table.rows[choices.indices]
         return self.table(table.core, rows, table.cols)
 
+    def part_of(self, table: Table, rows: Choices, cols: Choices) -> Table:
+        """The chosen rows and columns, in their order."""
+        return self.once(("part", table, rows, cols), lambda: self._part_of(table, rows, cols))
+
+    def _part_of(self, table: Table, rows: Choices, cols: Choices) -> Table:
+        first = rows.indices if table.rows is None else table.rows[rows.indices]
+        second = cols.indices if table.cols is None else table.cols[cols.indices]
+        return self.table(table.core, first, second)
+
     def joined(self, a: Table, b: Table) -> Table:
         """The sum of two tables of the same nodes."""
         return self.once(("joined", a, b), lambda: self._joined(a, b))
@@ -209,12 +223,15 @@ class Pool:
     def _split(self, table: Table) -> tuple[Vector, Vector, Table | None]:
         core = table.core
         rows = MIN(core, axis=1)
-        rest = self._clamped(core - rows[:, None], core)
-        if self.has_impossible:
+        rest = core - rows[:, None]
+        if not self.has_impossible or np.maximum.reduce(core, axis=None) < LIMIT:
+            cols = MIN(rest)
+            rest -= cols
+        else:
+            rest = self._clamped(rest, core)
             rest[rows >= LIMIT] = 0.0
-        cols = MIN(rest)
-        rest = self._clamped(rest - cols, rest)
-        if self.has_impossible:
+            cols = MIN(rest)
+            rest = self._clamped(rest - cols, rest)
             rest[:, cols >= LIMIT] = 0.0
         left = self.table(rest, table.rows, table.cols) if rest.any() else None
         return self.vector(table.by_row(rows)), self.vector(table.by_col(cols)), left
@@ -275,13 +292,17 @@ def least_per_port(values: Costs, ports: Indices | None, count: int) -> Costs:
 
 def _compact(table: Table) -> Table:
     core, rows, cols = table.core, table.rows, table.cols
-    if rows is not None:
-        used, rows = np.unique(rows, return_inverse=True)
-        core = core[used]
-    if cols is not None:
-        used, cols = np.unique(cols, return_inverse=True)
-        core = core[:, used]
+    if rows is not None and (used := _used(rows, len(core))) is not None:
+        core, rows = core[used], np.searchsorted(used, rows)
+    if cols is not None and (used := _used(cols, core.shape[1])) is not None:
+        core, cols = core[:, used], np.searchsorted(used, cols)
     return Table(np.ascontiguousarray(core), rows, cols)
+
+
+def _used(ports: Indices, count: int) -> Indices | None:
+    """The ports that a candidate has, in ascending order; None where these are all."""
+    used = np.flatnonzero(np.bincount(ports, minlength=count))
+    return used if len(used) < count else None
 
 
 def _pairs(a: Indices | None, b: Indices | None, count: int, ports: int) -> tuple[Indices | None, Indices]:

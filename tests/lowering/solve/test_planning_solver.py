@@ -1,6 +1,7 @@
 """The layout planner's solver: choices with costs of single candidates and of pairs."""
 
 import gc
+import itertools
 import math
 import random
 import weakref
@@ -33,6 +34,49 @@ def test_small_problems_are_solved_optimally():
         solution = solve(problem)
         assert solution.cost == problem.cost(solution.choice) == pytest.approx(least_cost(problem), rel=EQUAL), seed
         assert solution.is_optimal and solution.bound <= solution.cost, seed
+
+
+@pytest.mark.usefixtures("factored")
+def test_what_takes_many_sums_is_left_until_messages_have_dropped_candidates(monkeypatch):
+    """As all nodes between two others here, so that messages are passed over whole paths."""
+    monkeypatch.setattr("sdy_jax.lowering.solve.solver.solution.FEW_SUMS", 0)
+    for small_table in (0, 100_000):
+        monkeypatch.setattr("sdy_jax.lowering.solve.solver.solution.SMALL_TABLE", small_table)
+        for seed in range(150):
+            rng = random.Random(seed)
+            problem = small_problem(rng, 3 + seed % 5)
+            start = [rng.randrange(len(values)) for values in problem.costs] if seed % 2 else None
+            solution = solve(problem, start)
+            assert solution.cost == pytest.approx(least_cost(problem), rel=EQUAL), (small_table, seed)
+            assert solution.is_optimal, (small_table, seed)
+
+
+def test_contraction_leaves_what_takes_many_sums():
+    problem = Problem([np.zeros(3)] * 4, {(i, i + 1): np.arange(9.0).reshape(3, 3) % 4 for i in range(3)})
+    problem.add(0, 3, np.eye(3))
+    for most, left in ((26, 4), (27, 0)):
+        graph, _ = graph_of(problem, 2.0**-30, math.inf, [Choices(np.arange(3))] * 4)
+        contract(graph, range(4), most_sums=most)
+        assert len(graph.remaining()) == left
+
+
+@pytest.mark.usefixtures("factored")
+def test_candidates_of_several_nodes_are_dropped_together():
+    """With the costs that the restricted problem has, whatever was impossible before or is now."""
+    for seed in range(150):
+        rng = random.Random(seed)
+        problem = small_problem(rng, 4)
+        allowed = [sorted(rng.sample(range(len(v)), rng.randint(1, len(v)))) for v in problem.costs]
+        smaller = restricted(problem, allowed).problem
+        graph, _ = graph_of(problem, 2.0**-30, math.inf, [Choices(np.arange(len(v))) for v in problem.costs])
+        dropped = {k: graph.pool.choices(np.array(a)) for k, a in enumerate(allowed) if len(a) < len(problem.costs[k])}
+        graph.keep(dropped)
+        for choice in itertools.product(*map(range, map(len, allowed))):
+            paid = graph.constant + sum(graph.vectors[k].values[a] for k, a in enumerate(choice))
+            for first, around in enumerate(graph.tables):
+                paid += sum(t.column(choice[k])[choice[first]] for k, t in around.items() if first < k)
+            wanted = smaller.cost(choice)
+            assert paid >= tables.LIMIT if wanted == math.inf else paid * 2.0**-30 == pytest.approx(wanted, abs=1e-7)
 
 
 @pytest.mark.usefixtures("factored")
@@ -273,6 +317,8 @@ def test_arrays_are_keys_by_their_contents(copied, monkeypatch):
     )
     for other in (content(a), content(a.reshape(3, 2), None), content(a + 1, None), content(a, ports[::-1])):
         assert other not in same
+    rows = np.arange(12.0).reshape(4, 3)
+    assert content(rows) != content(rows[[0, 2, 1, 3]])  # with the same sum, first and last row
 
 
 def test_tables_go_with_the_problem_without_a_search_for_garbage():
