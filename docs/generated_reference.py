@@ -12,10 +12,10 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from sdy_jax.commands.options import option_parser
-from sdy_jax.ir.extensions import load_extensions
-from sdy_jax.passes.pipelines import PIPELINES
-from sdy_jax.passes.registry import PASSES, options_of
+from sdy_jax.base.extensions import load_extensions
+from sdy_jax.cli.options import option_parser
+from sdy_jax.shardy.passes.pipelines import PIPELINES
+from sdy_jax.shardy.passes.registry import PASSES, options_of
 
 _UNDOCUMENTED = {
     "cse": "MLIR's pass: of ops without effects that compute the same, one stays.",

@@ -1,3 +1,1 @@
-"""From a propagated program to the function that every device runs, in five rooms: `reshard`, `emission`, `strategies`,
-`planning` and `placement`.
-"""
+"""From a propagated program to the function that every device runs, in four rooms: targets, reshard, ops, planner."""

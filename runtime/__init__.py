@@ -1,1 +1,1 @@
-"""Running per-device programs: refined meshes, and the boundary to jax arrays."""
+"""Running per-device programs: devices, refined meshes, and the boundary to jax arrays."""

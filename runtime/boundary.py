@@ -1,4 +1,4 @@
-"""The edge between jax's arrays and the per-device function: shardings in and out, Explicit meshes."""
+"""The edge between jax's arrays and the per-device function: shardings in and out, Explicit meshes, key arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,51 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.base.jax_meshes import weakly_typed
 from sdy_jax.errors import SdyError
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import AnyMesh, from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.text import parse_sharding
-from sdy_jax.representation.types import explicit_axes
-from sdy_jax.representation.verify import verify_sharding
-from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
-from sdy_jax.runtime.function_mesh import auto_mesh
-from sdy_jax.runtime.mesh import RefinedMesh, in_place_of_context
-from sdy_jax.runtime.raw_arrays import raw_array, raw_type, wrapped_array
+from sdy_jax.ir.jax_shardings import (
+    AnyMesh,
+    explicit_axes,
+    from_named_sharding,
+    has_sub_axes,
+    mesh_from_jax,
+    to_partition_spec,
+)
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.parsers import parse_sharding
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.validity import verify_sharding
+from sdy_jax.runtime.devices import can_express, in_order_of, on_devices_of, rewritten
+from sdy_jax.runtime.meshes import RefinedMesh, auto_mesh, in_place_of_context
+
+# Arrays as the per-device function has them: key arrays are words, and no type is weak.
+
+
+def raw_array(x: Any) -> Any:
+    """A key array's words; everything else as it is."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x
+    return jax.random.key_data(x)
+
+
+def raw_type(info: Any) -> Any:
+    """The type of `raw_array` of a value of this type."""
+    return jax.eval_shape(raw_array, info) if jnp.issubdtype(info.dtype, jax.dtypes.prng_key) else info
+
+
+def wrapped_array(x: jax.Array, info: Any) -> Any:
+    """A result as the plain function returns it: words of keys as keys, weak types weak, float0 as numpy's."""
+    if info.dtype == jax.dtypes.float0:
+        return np.zeros(info.shape, jax.dtypes.float0)
+    if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), info.dtype)))
+    return weakly_typed(x) if info.weak_type else x
+
+
+# The edge between jax's arrays and the per-device function: shardings in and out, Explicit meshes.
 
 
 class Boundary:

@@ -1,22 +1,24 @@
-"""Layouts of arrays: the shardings of arguments, in terms of a function's mesh, and those of results."""
+"""Layouts of arrays: the shardings of arguments, by a function's mesh, and of results; the memory of the host."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.jax_internals.derivatives import primal_of
-from sdy_jax.jax_internals.sharding_types import tiles_of
-from sdy_jax.representation.named import AnyMesh, has_sub_axes, mesh_from_jax, to_partition_spec
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.device_orders import can_express, on_devices_of
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.base.jax_meshes import tiles_of
+from sdy_jax.base.jax_primitives import primal_of
+from sdy_jax.ir.jax_shardings import AnyMesh, has_sub_axes, mesh_from_jax, to_partition_spec
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.runtime.devices import can_express, on_devices_of
+from sdy_jax.runtime.meshes import RefinedMesh
+
+# Layouts of arrays: the shardings of arguments, in terms of a function's mesh, and those of results.
 
 
 def layout_of(x: Any) -> NamedSharding | None:
@@ -143,3 +145,35 @@ def named(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
         return NamedSharding(mesh, _shortened(to_partition_spec(sharding)))
     refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
     return NamedSharding(refined.refining(mesh), refined.spec(sharding))
+
+
+# Arrays in the memory of the host, next to that of their devices: programs take and make them on devices.
+
+_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+
+def is_on_host(type_: Any) -> bool:
+    """Whether the type of an array says that it is in the memory of the host."""
+    return getattr(type_, "memory_space", _DEVICE) == _HOST
+
+
+def states_host(spec: Any) -> bool:
+    """Whether a specification of a result states the memory of the host that jax's types know. Of other kinds jit is
+    told."""
+    return isinstance(spec, jax.sharding.NamedSharding) and spec.memory_kind == "pinned_host"
+
+
+def states_other_kind(spec: Any) -> bool:
+    """Whether a specification states a kind of memory that jax's types do not know."""
+    return isinstance(spec, jax.sharding.NamedSharding) and spec.memory_kind not in (None, "device", "pinned_host")
+
+
+def on_devices(x: Any) -> Any:
+    """An argument in the memory of its devices."""
+    return jax.device_put(x, _DEVICE) if is_on_host(jax.typeof(x)) else x
+
+
+def with_some_on_host(values: Sequence[Any], numbers: Collection[int]) -> list[Any]:
+    """Values of which some are in the memory of the host."""
+    # `src`: cotangents come back to devices, which jax 0.10 and 0.12 leave on the host.
+    return [jax.device_put(y, _HOST, src=_DEVICE) if i in numbers else y for i, y in enumerate(values)]

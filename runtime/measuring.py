@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from sdy_jax.base.jax_calls import jit
 from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals.jit import jit
 
 _REPEATS = 5
 """Runs of which the median counts, after one that compiles and one that warms up. Guessed: more take longer, fewer let

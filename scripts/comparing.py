@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import Mesh
 from workloads import MESHES
 
-from sdy_jax.commands.topology import Topology, prepare
+from sdy_jax.cli.devices import Topology, prepare
 from sdy_jax.plan.hlo import HloTotals, collectives_in_hlo, totals
 
 Tree = Any

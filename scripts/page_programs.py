@@ -109,7 +109,7 @@ def _of_command(line: str) -> str:
     """What a command prints: `sdy-jax` in this process, others in their own, with this Python."""
     words = shlex.split(line)
     if words[0] == "sdy-jax":
-        from sdy_jax.commands.cli import main
+        from sdy_jax.cli.main import main
 
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

@@ -66,13 +66,12 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from sdy_jax.registration import extensions as _extensions  # noqa: F401 - says which rooms offer what others call
+from sdy_jax.cli import extensions as _extensions  # noqa: F401 - says which rooms offer what others call
 from sdy_jax.version import __version__ as __version__
 
 if _TYPE_CHECKING:
     from sdy_jax import dialect, errors, passes, shard, testing
-    from sdy_jax.annotate.automatic import AUTO
-    from sdy_jax.annotate.barrier import propagation_barrier
+    from sdy_jax.annotate.arguments import AUTO
     from sdy_jax.annotate.collectives import (
         all_gather,
         all_reduce,
@@ -83,20 +82,20 @@ if _TYPE_CHECKING:
         replicated_to_unreduced,
         sharded_to_unreduced,
     )
-    from sdy_jax.annotate.constraints import data_flow_edge, reshard, sharding_constraint
+    from sdy_jax.annotate.computations import manual_computation, named_computation, strict
+    from sdy_jax.annotate.constraints import data_flow_edge, propagation_barrier, reshard, sharding_constraint
     from sdy_jax.annotate.custom_ops import custom_op
     from sdy_jax.annotate.groups import shard_alike, sharding_group
-    from sdy_jax.annotate.manual import manual_computation
-    from sdy_jax.annotate.named import named_computation
+    from sdy_jax.annotate.pipeline_schedules import pipeline_schedule
     from sdy_jax.annotate.program import Program
     from sdy_jax.annotate.sharding_display import show_sharding
     from sdy_jax.annotate.sharding_rules import with_sharding_rule
-    from sdy_jax.annotate.strict import strict
+    from sdy_jax.annotate.spec_trees.dimension_names import rules
+    from sdy_jax.annotate.spec_trees.parameters import fsdp, like, tensor_parallel
     from sdy_jax.calls.installation import install
+    from sdy_jax.calls.loading.load import load, loads
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
-    from sdy_jax.contracts.budget import Budget
-    from sdy_jax.counterparts.partition_like import partition_like
     from sdy_jax.equivalence.verification import Verification
     from sdy_jax.equivalence.verify import verify
     from sdy_jax.errors import (
@@ -114,22 +113,18 @@ if _TYPE_CHECKING:
         UnsupportedError,
         VerificationError,
     )
-    from sdy_jax.loading.load import load, loads
-    from sdy_jax.lowering.costs.cost_model import CostModel
-    from sdy_jax.pipelines.packed_layers import PackedLayers, pack_layers
+    from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
+    from sdy_jax.ir.rules import OpShardingRule
+    from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
+    from sdy_jax.lowering.planner.references.kernel_call import partition_like
+    from sdy_jax.lowering.targets.cost_model import CostModel
+    from sdy_jax.pipelines.different_layers import PackedLayers, pack_layers
     from sdy_jax.pipelines.pipeline import pipeline
-    from sdy_jax.pipelines.schedules.tables import pipeline_schedule
-    from sdy_jax.plan.html.showing import show
+    from sdy_jax.plan.contracts import Budget
+    from sdy_jax.plan.html.page import show
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
     from sdy_jax.plan.record.record import PlanRecord
-    from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
-    from sdy_jax.representation.rule import OpShardingRule
-    from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-    from sdy_jax.spec_trees.fsdp import fsdp
-    from sdy_jax.spec_trees.like import like
-    from sdy_jax.spec_trees.rules import rules
-    from sdy_jax.spec_trees.tensor_parallel import tensor_parallel
 
 __all__ = [
     "AUTO",
@@ -204,8 +199,8 @@ __all__ = [
 
 # Names are imported when they are first used, so that the command line's `--help` need not wait for jax.
 _MODULES = {
-    "sdy_jax.annotate.automatic": ("AUTO",),
-    "sdy_jax.annotate.barrier": ("propagation_barrier",),
+    "sdy_jax.annotate.arguments": ("AUTO",),
+    "sdy_jax.annotate.constraints": ("data_flow_edge", "propagation_barrier", "reshard", "sharding_constraint"),
     "sdy_jax.annotate.collectives": (
         "all_gather",
         "all_reduce",
@@ -216,19 +211,16 @@ _MODULES = {
         "replicated_to_unreduced",
         "sharded_to_unreduced",
     ),
-    "sdy_jax.annotate.constraints": ("data_flow_edge", "reshard", "sharding_constraint"),
     "sdy_jax.annotate.custom_ops": ("custom_op",),
     "sdy_jax.annotate.groups": ("shard_alike", "sharding_group"),
-    "sdy_jax.annotate.manual": ("manual_computation",),
-    "sdy_jax.annotate.named": ("named_computation",),
+    "sdy_jax.annotate.computations": ("manual_computation", "named_computation", "strict"),
     "sdy_jax.annotate.program": ("Program",),
     "sdy_jax.annotate.sharding_rules": ("with_sharding_rule",),
     "sdy_jax.annotate.sharding_display": ("show_sharding",),
-    "sdy_jax.annotate.strict": ("strict",),
-    "sdy_jax.contracts.budget": ("Budget",),
+    "sdy_jax.plan.contracts": ("Budget",),
     "sdy_jax.calls.installation": ("install",),
     "sdy_jax.calls.partition": ("partition",),
-    "sdy_jax.counterparts.partition_like": ("partition_like",),
+    "sdy_jax.lowering.planner.references.kernel_call": ("partition_like",),
     "sdy_jax.equivalence.verification": ("Verification",),
     "sdy_jax.equivalence.verify": ("verify",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
@@ -247,29 +239,27 @@ _MODULES = {
         "UnsupportedError",
         "VerificationError",
     ),
-    "sdy_jax.loading.load": ("load", "loads"),
-    "sdy_jax.lowering.costs.cost_model": ("CostModel",),
-    "sdy_jax.pipelines.packed_layers": ("PackedLayers", "pack_layers"),
+    "sdy_jax.calls.loading.load": ("load", "loads"),
+    "sdy_jax.lowering.targets.cost_model": ("CostModel",),
+    "sdy_jax.pipelines.different_layers": ("PackedLayers", "pack_layers"),
     "sdy_jax.pipelines.pipeline": ("pipeline",),
-    "sdy_jax.pipelines.schedules.tables": ("pipeline_schedule",),
-    "sdy_jax.plan.html.showing": ("show",),
+    "sdy_jax.annotate.pipeline_schedules": ("pipeline_schedule",),
+    "sdy_jax.plan.html.page": ("show",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.record.files": ("load_plan",),
     "sdy_jax.plan.record.record": ("PlanRecord",),
-    "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
-    "sdy_jax.representation.rule": ("OpShardingRule",),
-    "sdy_jax.representation.sharding": ("DimensionSharding", "TensorSharding"),
-    "sdy_jax.spec_trees.fsdp": ("fsdp",),
-    "sdy_jax.spec_trees.like": ("like",),
-    "sdy_jax.spec_trees.rules": ("rules",),
-    "sdy_jax.spec_trees.tensor_parallel": ("tensor_parallel",),
+    "sdy_jax.ir.meshes": ("AxisRef", "Mesh", "MeshAxis"),
+    "sdy_jax.ir.rules": ("OpShardingRule",),
+    "sdy_jax.ir.shardings": ("DimensionSharding", "TensorSharding"),
+    "sdy_jax.annotate.spec_trees.parameters": ("fsdp", "like", "tensor_parallel"),
+    "sdy_jax.annotate.spec_trees.dimension_names": ("rules",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _FACES = ("dialect", "errors", "passes", "shard", "testing")
 
 _ELSEWHERE = {
     *(name for name in _MODULES["sdy_jax.errors"] if name != "SdyError"),
-    *(name for module, names in _MODULES.items() if ".representation." in module for name in names),
+    *(name for module, names in _MODULES.items() if module.startswith("sdy_jax.ir.") for name in names),
     *_MODULES["sdy_jax.annotate.collectives"],
     *("data_flow_edge", "propagation_barrier", "sharding_group"),
     *("PackedLayers", "PlanRecord", "Program", "Verification"),

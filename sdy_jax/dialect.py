@@ -18,7 +18,6 @@ For those who write collectives and shardings as the dialect has them. All of th
 See also `sdy_jax.shard`, for collectives on local arrays, and `sdy_jax.passes`, for text.
 """
 
-from sdy_jax.annotate.barrier import propagation_barrier
 from sdy_jax.annotate.collectives import (
     all_gather,
     all_reduce,
@@ -29,13 +28,12 @@ from sdy_jax.annotate.collectives import (
     replicated_to_unreduced,
     sharded_to_unreduced,
 )
-from sdy_jax.annotate.constraints import data_flow_edge, reshard, sharding_constraint
+from sdy_jax.annotate.computations import manual_computation, named_computation
+from sdy_jax.annotate.constraints import data_flow_edge, propagation_barrier, reshard, sharding_constraint
 from sdy_jax.annotate.groups import sharding_group
-from sdy_jax.annotate.manual import manual_computation
-from sdy_jax.annotate.named import named_computation
-from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
-from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
+from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
 
 __all__ = [
     "AxisRef",

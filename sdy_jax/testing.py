@@ -11,18 +11,17 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
+from sdy_jax.base.jax_calls import jit
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.comparison import compared
-from sdy_jax.equivalence.in_process import first_wrong_in
+from sdy_jax.equivalence.trial import first_wrong_in
 from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals.jit import jit
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import load_plan, save_plan
-from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.review import reviewed
+from sdy_jax.plan.record.record import PlanRecord, reviewed
 from sdy_jax.pytest_plugin import UPDATE_PLANS
 
 

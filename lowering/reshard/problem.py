@@ -1,24 +1,102 @@
-"""A reshard as a small abstract problem: atoms are numbers, a sharding is a tuple of tuples of them.
+"""A reshard as an abstract problem: states on numbered atoms of mesh axes, steps between them and their prices.
 
-An atom is a piece of a mesh axis that no list of the problem cuts further; two atoms are equal or disjoint. Names
-are left out, so that `x -> y` and `data -> model` are one problem with one remembered answer.
-Example: on x=2, y=2, the reshard `[{x}, {y}] -> [{y, x}, {}]` is `((0,), (1,)) -> ((1, 0), ())` with sizes (2, 2).
 See docs/explanation/reshards.md#a-small-problem-without-names.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import islice, product
+from typing import NamedTuple
 
-from sdy_jax.lowering.reshard.states import Price, State, atoms_of, mask_of, padded_block
-from sdy_jax.lowering.strips.relayout import Atoms, Change, Sent, change, is_relaid, sent
-from sdy_jax.lowering.strips.strip_plan import block_length
-from sdy_jax.lowering.targets.rates import Link, Rate, rate, wire_bytes
-from sdy_jax.lowering.targets.tiles import LastCut, last_cut
-from sdy_jax.representation.sdy_collectives import BY_STRIPS
-from sdy_jax.representation.verify_collectives import leads_to_blocks
+from sdy_jax.ir.collectives import BY_STRIPS, leads_to_blocks
+from sdy_jax.lowering.reshard.relayouts import Atoms, Change, Sent, change, is_relaid, sent
+from sdy_jax.lowering.reshard.strips import block_length
+from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, last_cut, rate, wire_bytes
+
+# States of an abstract reshard: which atoms split each dimension, and which are unreduced; steps, and their prices.
+#
+# Atoms are numbers, in dimensions from major to minor; sets of them are bit masks.
+
+
+class State(NamedTuple):
+    """Atoms per dimension, major to minor, and the set of unreduced atoms as a bit mask."""
+
+    dims: tuple[Atoms, ...]
+    unreduced: int
+
+    def with_dim(self, dim: int, axes: Atoms, unreduced: int | None = None) -> State:
+        dims = self.dims
+        mask = self.unreduced if unreduced is None else unreduced
+        return State((*dims[:dim], axes, *dims[dim + 1 :]), mask)
+
+
+class ReshardStep(NamedTuple):
+    """A collective by its kind, the atoms it communicates over, and the state it leads to."""
+
+    kind: str
+    group: int
+    state: State
+
+
+class Price(NamedTuple):
+    """What plans are compared by, in this order."""
+
+    time: float
+    wire_bytes: float
+    communicating: int
+    steps: int
+
+    def plus(self, other: Price) -> Price:
+        return Price(
+            self.time + other.time,
+            self.wire_bytes + other.wire_bytes,
+            self.communicating + other.communicating,
+            self.steps + other.steps,
+        )
+
+
+FREE = Price(0.0, 0.0, 0, 0)
+MERGEABLE = frozenset({"all_slice", "all_gather", "reduce_scatter", "replicated_to_unreduced", "sharded_to_unreduced"})
+"""Two neighbouring steps of one of these kinds can be written as one."""
+
+
+def mask_of(atoms: Iterable[int]) -> int:
+    mask = 0
+    for atom in atoms:
+        mask |= 1 << atom
+    return mask
+
+
+def atoms_of(mask: int) -> list[int]:
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
+def padded_block(shape: Sequence[int], before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """The local shape that a step starts from, given the shards of each dimension before and after it: what it cuts is
+    as long as the blocks that it makes."""
+    lengths = zip(shape, before, after, strict=True)
+    return tuple([-(-n // have) if want <= have else -(-n // want) * (want // have) for n, have, want in lengths])
+
+
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-12
+"""Given: costs are sums of floats, in bytes or seconds; a picosecond is nothing."""
+
+
+def same_cost(a: float, b: float) -> bool:
+    """Equal up to the rounding of sums."""
+    return math.isclose(a, b, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+
+
+# A reshard as a small abstract problem: atoms are numbers, a sharding is a tuple of tuples of them.
+#
+# An atom is a piece of a mesh axis that no list of the problem cuts further; two atoms are equal or disjoint. Names
+# are left out, so that `x -> y` and `data -> model` are one problem with one remembered answer. Example: on x=2, y=2,
+# the reshard `[{x}, {y}] -> [{y, x}, {}]` is `((0,), (1,)) -> ((1, 0), ())` with sizes (2, 2). See
+# docs/explanation/reshards.md#a-small-problem-without-names.
 
 MOST_DEVICES = 256
 """The largest group whose strips are sent. Guessed, a guard: listing them takes milliseconds, the square of that for
@@ -298,3 +376,91 @@ class ReshardProblem:
 
     def _share_of_bytes(self, state: State) -> float:
         return self.total_bytes / self.shards(state)
+
+
+# How atoms are cut into parts, so that reshards may move parts of axes.
+
+MAX_REFINEMENTS = 8
+"""Orders of the parts of composite axes that are tried (a 6-candidate axis is 2x3 or 3x2). Guessed, a guard: each is a
+search; with fewer, some reshards between odd parts of axes cost more."""
+
+
+AtomCut = tuple[tuple[int, ...], ...]
+"""Per atom, the sizes that it is cut into."""
+
+
+def fine_cuts(problem: ReshardProblem) -> list[AtomCut]:
+    """The cuts of every atom into the parts that plans are made of, those of ascending primes first.
+
+    The parts are primes, or one power of a prime where all that is divided and all that divides are powers of that: on
+    a 256x256 mesh whole axes move, as on a 2x2 mesh.
+    """
+    sizes, whole = problem.sizes, math.prod(problem.sizes)
+    if not problem.divides:
+        return [tuple((n,) for n in sizes)]
+    units = [_unit(p, [*sizes, *(math.gcd(n, whole) for n in problem.shape)]) for p in sorted(set(_primes(whole)))]
+    ways = [list(islice(_orders(_parts_in(units, n)), MAX_REFINEMENTS)) for n in sizes]
+    return list(islice(product(*ways), MAX_REFINEMENTS))
+
+
+def coarse_cuts(problem: ReshardProblem) -> list[AtomCut]:
+    """Every atom whole, or in two of which one is as large as the largest thing that is smaller than the atom."""
+    if not problem.divides:
+        return []
+    whole = math.prod(problem.sizes)
+    numbers = {*problem.sizes, *(math.gcd(n, whole) for n in problem.shape)} - {1}
+    ways = []
+    for size in problem.sizes:
+        part = max((n for n in numbers if n < size and size % n == 0), default=size)
+        ways.append(list(dict.fromkeys([(size // part, part), (part, size // part)])) if part < size else [(size,)])
+    return list(islice(product(*ways), MAX_REFINEMENTS))
+
+
+def _orders(parts: list[int]) -> Iterator[tuple[int, ...]]:
+    """The distinct permutations of a sorted list, in ascending order."""
+    if not parts:
+        yield ()
+    for first in dict.fromkeys(parts):
+        rest = parts.copy()
+        rest.remove(first)
+        yield from ((first, *order) for order in _orders(rest))
+
+
+def _unit(prime: int, numbers: list[int]) -> int:
+    """The largest power of a prime of which all numbers hold a power."""
+    return prime ** math.gcd(*(_primes(n).count(prime) for n in numbers if n))
+
+
+def _parts_in(units: list[int], n: int) -> list[int]:
+    parts = []
+    for unit in units:
+        while n % unit == 0:
+            parts.append(unit)
+            n //= unit
+    return parts
+
+
+@lru_cache(maxsize=1 << 10)
+def _primes(n: int) -> tuple[int, ...]:
+    factors, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            factors.append(p)
+            n //= p
+        p += 1
+    return tuple(factors)
+
+
+def refined(problem: ReshardProblem, cut: AtomCut) -> ReshardProblem:
+    """The same problem on the pieces of its atoms."""
+    if all(len(sizes) == 1 for sizes in cut):
+        return problem
+    starts = [sum(map(len, cut[:i])) for i in range(len(cut))]
+
+    def state(coarse: State) -> State:
+        dims = tuple(tuple(starts[a] + i for a in axes for i in range(len(cut[a]))) for axes in coarse.dims)
+        unreduced = mask_of(starts[a] + i for a in atoms_of(coarse.unreduced) for i in range(len(cut[a])))
+        return State(dims, unreduced)
+
+    links = tuple(part for link, sizes in zip(problem.links, cut, strict=True) for part in link.cut(sizes))
+    return replace(problem, links=links, source=state(problem.source), target=state(problem.target))

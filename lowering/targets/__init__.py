@@ -1,1 +1,1 @@
-"""Which devices a program is planned for: their rates, their memory, and what their compiler does."""
+"""Which devices a program is planned for, and what communication and work cost there: published and measured rates."""

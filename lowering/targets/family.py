@@ -1,15 +1,164 @@
-"""What devices of one kind have in common: the contract of a module for an accelerator."""
+"""What devices of one kind have in common: published machines, what their compiler does, how arrays are stored."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sdy_jax.lowering.targets.compiler import Compiler
-from sdy_jax.lowering.targets.machine import Machine
-from sdy_jax.lowering.targets.tiles import Copies, Tiles
-from sdy_jax.runtime.forms import Forms
+from sdy_jax.lowering.targets.rates import Copies, Tiles
+from sdy_jax.runtime.meshes import Forms
+
+# Machines: what is published of one device, its rates, its links and its memory.
+
+GIB = 2.0**30
+"""Given: bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """Peak rates of one device, and its memory.
+
+    Attributes:
+        flops: floating-point operations per second (bfloat16; a multiplication and an addition are two).
+        memory: bytes per second of its memory.
+        capacity: the bytes of that; of several sizes of one kind, those of the smallest.
+        launch: seconds between two ops.
+        product_launch: seconds that a product or convolution takes beside its work.
+        allocated: the share of its memory that programs can have.
+    """
+
+    flops: float
+    memory: float
+    capacity: float
+    launch: float
+    product_launch: float
+    allocated: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The data-centre network: bytes per second that a device sends over it, and seconds per hop."""
+
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What joins devices.
+
+    Attributes:
+        bandwidth: bytes per second that a device sends along one mesh axis over the machine's own links.
+        latency: seconds per hop over these.
+        start: seconds before a collective sends anything.
+        network: what is beyond these links.
+        is_torus: they lead to neighbours only.
+        joins_hosts: they join devices of all processes, as far as no device says otherwise; else those of one process.
+    """
+
+    bandwidth: float
+    latency: float
+    start: float
+    network: Network
+    is_torus: bool = False
+    joins_hosts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A kind of device. `kind`: the pattern of what it calls itself (`jax.Device.device_kind`), in small letters."""
+
+    kind: str
+    chip: Chip
+    links: Links
+
+    def is_of(self, device_kind: str) -> bool:
+        """Whether a device of a kind is one."""
+        return re.fullmatch(self.kind, device_kind.lower().strip()) is not None
+
+    def memory_of(self, device_kind: str = "") -> float:
+        """The bytes of its memory that programs can have. A device of a kind with several sizes says its own, and so
+        does a part of one: the least that it says."""
+        said = re.findall(r"\b(\d+) ?gb\b", device_kind.lower())
+        return self.chip.allocated * (min(map(int, said)) * GIB if said else self.chip.capacity)
+
+
+# What a compiler does to a program that decides what a device holds, sends and waits for.
+#
+# Each attribute is a question that planning asks. Without an answer a compiler does the plain thing.
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What is computed as it is read, and makes no buffer.
+
+    Attributes:
+        into_products: products and convolutions compute their operands as they read them, instead of reading them from
+            memory.
+        dear_again: what is dear to compute, and read by several kernels, is computed in each where that reads less.
+        rows: rows of up to so many elements are read once for what is computed of them and of their sums, which is not
+            written over them.
+    """
+
+    into_products: bool = False
+    dear_again: bool = False
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """In which order ops run for which nobody waits.
+
+    Attributes:
+        runs_early: an op runs as soon as its operands are there, not when it is needed.
+        runs_late: an op runs no sooner than its result is needed.
+        reduces_late: so do reductions, beside which the compiler looks for work: what they reduce is there until then.
+        multiplies_late: so do products that other products need; those that none needs run at any time.
+        keeps_whole: all of a value is kept until a part of it is taken, instead of that part being computed.
+    """
+
+    runs_early: bool = False
+    runs_late: bool = False
+    reduces_late: bool = False
+    multiplies_late: bool = False
+    keeps_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """What becomes of collectives.
+
+    Attributes:
+        starts: the kinds that it starts before other work, and waits for after it.
+        combines: the kinds of which it runs small ones that follow each other as one, without copies.
+        buckets: the kinds of which small ones run as one unasked; those that it does not combine, as one of a stack of
+            their operands, where these have one shape.
+        merges: independent all_reduces run as one, whatever their buckets.
+        joins_major: blocks are joined along the major dimension only: what is gathered along another one is transposed
+            before a loop reads it, and a whole stack of which a loop gathers layers so.
+        along_lines: a reduce-scatter runs along one dimension of a torus; of others become all_reduces.
+    """
+
+    starts: frozenset[str] = frozenset()
+    combines: frozenset[str] = frozenset(("all_reduce",))
+    buckets: frozenset[str] = frozenset(("all_reduce",))
+    merges: bool = False
+    joins_major: bool = False
+    along_lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """What a kind of device's compiler does."""
+
+    fusion: Fusion = Fusion()
+    order: Order = Order()
+    collectives: Collectives = Collectives()
+
+
+# What devices of one kind have in common: the contract of a module for an accelerator.
 
 FLOP = 1e-3
 """The bytes that are worth to be sent to save an operation, where costs are bytes. Published (of accelerators: 400

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Order
-from sdy_jax.lowering.targets.family import Arrays, Family
-from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
-from sdy_jax.lowering.targets.tiles import Copies
-from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.runtime.forms import Forms
+from sdy_jax.ir.collectives import KINDS
+from sdy_jax.lowering.targets.family import (
+    GIB,
+    Arrays,
+    Chip,
+    Collectives,
+    Compiler,
+    Family,
+    Fusion,
+    Links,
+    Machine,
+    Network,
+    Order,
+)
+from sdy_jax.lowering.targets.rates import Copies
+from sdy_jax.runtime.meshes import Forms
 
 ALLOCATED = 0.75
 """The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise. Published (JAX, "GPU

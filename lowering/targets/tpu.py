@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Order
-from sdy_jax.lowering.targets.family import Arrays, Family
-from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
-from sdy_jax.lowering.targets.tiles import LANES, Copies, Tiles
-from sdy_jax.runtime.forms import Forms
+from sdy_jax.lowering.targets.family import (
+    GIB,
+    Arrays,
+    Chip,
+    Collectives,
+    Compiler,
+    Family,
+    Fusion,
+    Links,
+    Machine,
+    Network,
+    Order,
+)
+from sdy_jax.lowering.targets.rates import LANES, Copies, Tiles
+from sdy_jax.runtime.meshes import Forms
 
 _STACKED = frozenset(("all_gather", "collective_permute"))
 """Eight of them on eight chips, each alone and as a stack, by the compiler's estimate for v5e and the links' rates:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.pool import Answer, Task
-from sdy_jax.files.whole import write_whole
+from sdy_jax.base.files import write_whole
 
 _SAVED_EVERY = 20.0
 """Seconds."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from models.kernels import BLOCK
 from sdy_jax.errors import SdyError
-from sdy_jax.lowering.targets.registry import machines
-from sdy_jax.plan.hlo_module import HloInstruction
+from sdy_jax.lowering.targets.target import machines
+from sdy_jax.plan.measuring.hlo_module import HloInstruction
 
 
 class Operand(NamedTuple):

@@ -21,9 +21,9 @@ from models.common import Layout, Program
 from models.compiled import GIB, Compiled, compiled
 from models.kernels import assume_cudnn
 from models.rows import ROWS, Row
-from sdy_jax.commands.topology import Topology, prepare
+from sdy_jax.cli.devices import Topology, prepare
 from sdy_jax.lowering.targets.gpu import ALLOCATED
-from sdy_jax.lowering.targets.registry import machine_name, machines
+from sdy_jax.lowering.targets.target import machine_name, machines
 
 _RESERVED_MIB = 260
 """What the system takes of a TPU's memory."""

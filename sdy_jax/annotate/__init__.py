@@ -1,18 +1,15 @@
 """What users say of shardings: of arguments and results, and inside of functions, by identities that say something.
 
-Each annotation of SDY's compiler API stands in its own module; `program` traces functions with them.
+`program` traces functions with these annotations; trees of specifications for whole models are in `spec_trees`.
 """
 
 from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
-    barrier,
-    collective_primitive,
+    collectives,
+    computations,
     constraints,
     custom_ops,
-    custom_partitioning,
-    ffi_calls,
     groups,
+    jax_primitives,
     kernels,
-    library_functions,
-    named,
     sharding_rules,
 )

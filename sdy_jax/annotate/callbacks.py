@@ -1,34 +1,184 @@
-"""Callbacks to the host: `jax.debug.print` and `callback`, `jax.pure_callback`, `io_callback`.
-
-They run as under `jax.jit`: once, with whole values, by the first device of the mesh or the one that the callback's
-`sharding` names; in the body of a `shard_map` once per block along its manual axes; with `partitioned=True` on every
-device with its own blocks. Ordered ones run in the order of the program, those of `jax.debug` too, which jit refuses on
-several devices. Inside a loop they run once per trip.
+"""Callbacks to the host, `jax.debug.print` and `callback`, `jax.pure_callback`, `io_callback`: the op that one becomes,
+their order and failures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from sdy_jax.annotate.callback_order import Ordered
-from sdy_jax.annotate.failures import Guarded
-from sdy_jax.annotate.host_calls import Bind, host_call
-from sdy_jax.annotate.regions import with_own_widths
+from sdy_jax.annotate.jaxprs import Rewriting
+from sdy_jax.annotate.primitives import with_own_widths
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.jax_primitives import CALLBACKS, debug_callback_p, debug_effect, effects_of, has_ordered
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, call_function
-from sdy_jax.jax_internals.callbacks import CALLBACKS, effects_of, has_ordered
-from sdy_jax.runtime.callback_waits import Waited
+from sdy_jax.runtime.evaluation import Waited
+
+# Calls of the host as one op of ours, which jax does not know as a callback until it lowers it.
+#
+# jax refuses a program with callbacks if it is on more meshes than one, and a partitioned one is on the user's mesh
+# and on the refined one. Each device that comes to such a call does it, so the device does not matter.
+
+Bind = Callable[..., Sequence[Any]]
+"""Binds jax's primitive to the operands, and returns its results."""
+
+
+def host_call(bind: Bind, *operands: Any) -> list[Any]:
+    """What `bind` of the operands returns, which is a callback."""
+    traced = jax.make_jaxpr(lambda *xs: list(bind(*xs)))(*operands)
+    types, does = tuple(traced.out_avals), frozenset(traced.effects)
+    results: list[Any] = host_call_p.bind(*operands, bind=bind, types=types, does=does)
+    return results
+
+
+host_call_p = Primitive("sdy_host_call")
+host_call_p.multiple_results = True
+host_call_p.def_effectful_abstract_eval(lambda *_, types, does, **__: (types, does))
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, bind: Bind, **_: Any) -> Sequence[Any]:
+    found: Sequence[Any] = mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
+    return found
+
+
+mlir.register_lowering(host_call_p, _lower, cacheable=False)  # on TPUs each has a channel of its own
+
+
+def _batch(values: Sequence[Any], dims: Sequence[int | None], *, bind: Bind, **_: Any) -> tuple[list[Any], list[int]]:
+    results = jax.vmap(lambda *xs: list(bind(*xs)), tuple(dims))(*values)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[host_call_p] = _batch
+
+
+# Ordered callbacks of a traced function made unordered, and marked.
+#
+# jax would lower ordered effects to tokens, which take part in calls, loops and branches, and refuses some of them on
+# several devices. What we emit for callbacks stays in the order of the program without.
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The Python function of an ordered callback; `title` is what users call the latter."""
+
+    title: str
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def unordered(traced: Any) -> Any:
+    """A closed jaxpr without ordered callbacks; it is the same one where there are none."""
+    return Rewriting(_without, _effects, has_ordered).of(traced)
+
+
+def _without(eqn: Any) -> list[Any]:
+    if not has_ordered(eqn.effects):
+        return [eqn]
+    effects, title = _effects(eqn.effects), CALLBACKS.get(eqn.primitive)
+    if title is None:
+        return [eqn.replace(effects=effects)]
+    if "result_avals" in eqn.params:
+        function = Ordered(title, eqn.params["callback"])
+        return [eqn.replace(params={**eqn.params, "callback": function, "ordered": False}, effects=effects)]
+    function = Ordered(title, partial(eqn.primitive.impl, **eqn.params))
+    partitioned = bool(eqn.params.get("partitioned"))
+    parameters = {"callback": function, "effect": debug_effect, "partitioned": partitioned}
+    return [eqn.replace(primitive=debug_callback_p, params=parameters, effects=effects)]
+
+
+def _effects(found: Any) -> Any:
+    return {debug_effect if has_ordered({effect}) else effect for effect in found}
+
+
+# Failures of callbacks, which must end the program on all devices: those that wait for results would wait for ever.
+#
+# A callback with results gives one more, whether it failed, with zeros for the others. Each device then raises what
+# was raised, by a callback of its own.
+
+Host = Callable[..., Sequence[Any]]
+"""From arrays to a sequence of arrays, on the host."""
+
+_FLAG = np.dtype(np.int32)
+
+
+class Guarded:
+    """A callback that does not raise: its last result says that it failed.
+
+    Under `vmap` it may be called with a leading dimension more than `avals` have, as its results then have. All results
+    have one rank: for TPUs jax lowers no others where devices have values of their own (0.10).
+    """
+
+    def __init__(self, title: str, callback: Host, avals: Sequence[Any], result_avals: Sequence[Any]):
+        self._title, self._callback = title, callback
+        self._avals, self._result_avals = tuple(avals), tuple(result_avals)
+        rank = max([len(aval.shape) for aval in result_avals])
+        shapes = [((1,) * (rank - len(aval.shape)) + aval.shape, aval.dtype) for aval in result_avals]
+        self.types = tuple(jax.core.ShapedArray(*each) for each in (*shapes, ((1,) * rank, _FLAG)))
+        """Those of its results, the flag last."""
+        self._failure: BaseException | None = None
+
+    def __call__(self, *xs: Any) -> tuple[Any, ...]:
+        extra = [np.shape(x)[: np.ndim(x) - len(a.shape)] for x, a in zip(xs, self._avals, strict=True)]
+        leading = max(extra, key=len, default=())
+        try:
+            results = [np.asarray(x) for x in jax.tree.leaves(self._callback(*xs))]
+            self._check(results, leading)
+            results.append(np.zeros(leading, _FLAG))
+        except Exception as error:
+            self._failure = error
+            results = [np.zeros((*leading, *aval.shape), aval.dtype) for aval in self._result_avals]
+            results.append(np.ones(leading, _FLAG))
+        return tuple(np.reshape(x, (*leading, *type_.shape)) for x, type_ in zip(results, self.types, strict=True))
+
+    def _check(self, results: Sequence[Any], leading: tuple[int, ...]) -> None:
+        found = [(x.shape, x.dtype) for x in results]
+        wanted = [((*leading, *a.shape), a.dtype) for a in self._result_avals]
+        if found != wanted:
+            texts = (", ".join(f"{dtype}{list(shape)}" for shape, dtype in types) for types in (found, wanted))
+            raise ValueError("the function returned {}, expected {}".format(*texts))
+
+    def raised(self, results: Sequence[jax.Array], flag: jax.Array) -> list[jax.Array]:
+        """The results, or on every device the error with which the callback failed."""
+        types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
+
+        def fail(*xs: jax.Array) -> tuple[jax.Array, ...]:
+            call = functools.partial(jax.pure_callback, self._passed_on, types, vmap_method="broadcast_all")
+            return tuple(host_call(call, flag, *xs))
+
+        found = lax.cond(jnp.any(flag != 0), fail, lambda *xs: xs, *results)
+        return [x.reshape(aval.shape) for x, aval in zip(found, self._result_avals, strict=True)]
+
+    def _passed_on(self, flag: Any, *results: Any) -> Any:
+        """The results, where the callback did not fail: under `vmap` both branches of a condition run."""
+        if not np.any(flag):
+            return results
+        failure = self._failure or RuntimeError(f"{self._title} failed on the process that called it")
+        raise failure.with_traceback(None)  # else it grows by that of each device
+
+
+# Callbacks to the host: `jax.debug.print` and `callback`, `jax.pure_callback`, `io_callback`.
+#
+# They run as under `jax.jit`: once, with whole values, by the first device of the mesh or the one that the callback's
+# `sharding` names; in the body of a `shard_map` once per block along its manual axes; with `partitioned=True` on
+# every device with its own blocks. Ordered ones run in the order of the program, those of `jax.debug` too, which jit
+# refuses on several devices. Inside a loop they run once per trip.
 
 
 def _emit(

@@ -1,34 +1,158 @@
-"""The sdy collectives as functions of arrays: all_gather, all_slice, all_to_all, collective_permute, and so on.
-
-They speak of global arrays, so each is the identity: only the array's layout on the mesh changes. The operand's
-sharding has to be known where the collective stands, and that of the result follows from it. It is known if the call
-states it (`sharding=`), or if the operand is the result of `reshard`, `sharding_constraint` or another of these
-functions, called right before in the same jitted function. Its open dimensions count as closed here.
-
-The collective runs where it is written, as the plan says of it (`origin="user"`), unless the program is partitioned
-with `optimize_collectives=True`, or the padded blocks of a size that does not divide are not joined to blocks: then the
-cheapest collectives between the same shardings do.
-"""
+"""The sdy collectives as functions of arrays: all_gather, all_slice, all_to_all, collective_permute, and so on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import match_prefix
-from sdy_jax.annotate.collective_arguments import AxisNameLists, flat, listed, move, per_dimension
-from sdy_jax.annotate.collective_primitive import collective_p
-from sdy_jax.annotate.constraints import stated_here
-from sdy_jax.annotate.identity import PrimitiveParameters
-from sdy_jax.annotate.site import current_mesh
-from sdy_jax.annotate.specs import check_reduction
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.sdy_collectives import SdyCollective
-from sdy_jax.representation.verify_collectives import verify_own_attributes
+from sdy_jax.annotate.constraints import sharding_here, stated_here
+from sdy_jax.annotate.primitives import PrimitiveParameters, identity_primitive
+from sdy_jax.annotate.site import Site, create, current_mesh, emission
+from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
+from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.errors import ParseError, ShardingError
+from sdy_jax.ir.attributes import sharding_attributes
+from sdy_jax.ir.collectives import PER_DIMENSION, SdyCollective, verify_own_attributes
+from sdy_jax.ir.meshes import Axes, AxisRef, quoted
+from sdy_jax.ir.parsers import parse_axis
+from sdy_jax.ir.shardings import TensorSharding
+
+# The axes that calls of collectives list, as the collectives that they mean.
+
+AxisNameLists = Sequence[Sequence[str | AxisRef]]
+
+
+def per_dimension(kind: str, lists: AxisNameLists) -> SdyCollective:
+    return SdyCollective(kind, tuple(_axes(axes, kind) for axes in listed(lists, kind, '[["a"], []]')))
+
+
+def flat(kind: str, axes: Sequence[str | AxisRef]) -> SdyCollective:
+    return SdyCollective(kind, _axes(axes, kind))
+
+
+def move(given: Any) -> tuple[Axes, int, int]:
+    """A parameter of an all_to_all."""
+    try:
+        axes, source, target = given[0], operator.index(given[1]), operator.index(given[2])
+    except (TypeError, LookupError):
+        example = '(["a"], 0, 1): axes, and the dimensions from and to which they move'
+        raise ShardingError(f"all_to_all: got {given!r} for a parameter, expected one such as {example}") from None
+    return _axes(axes, "all_to_all"), source, target
+
+
+def _axes(axes: Sequence[str | AxisRef], place: str) -> Axes:
+    return tuple(_axis(axis, place) for axis in listed(axes, place, '["a"]'))
+
+
+def listed(given: Any, place: str, example: str) -> Iterable[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ShardingError(f"{place}: got {given!r}, expected a list such as {example}")
+    return given
+
+
+def _axis(given: Any, place: str) -> AxisRef:
+    """A name, or a part of an axis as `name:(pre)size`."""
+    if isinstance(given, AxisRef):
+        return given
+    if not isinstance(given, str):
+        raise ShardingError(f"{place}: got {given!r} for an axis, expected its name")
+    name, part, digit = given.rpartition(":(")
+    try:
+        return parse_axis(f"{quoted(name)}:({digit}") if part else AxisRef(given)
+    except ParseError:
+        raise ShardingError(
+            f'{place}: got {given!r} for an axis, expected a name, or a part such as "a:(1)2"'
+        ) from None
+
+
+# The primitive of the sdy collectives, and the op that stands for one until the module is whole.
+#
+# Parameters: the `collective`, the operand's `sharding` and, of a permute, the `target`, both as in `specs` or None,
+# the `reduction` of one that reduces, else None, and the `path` of the leaf for messages.
+
+
+def _batched(parameters: PrimitiveParameters, position: int, axes: Sequence[str] | None) -> PrimitiveParameters:
+    """The new dimension is closed: unlike elsewhere it cannot be left to propagation."""
+    given = {name: spec for name in ("sharding", "target") if (spec := parameters[name]) is not None}
+    specs = {name: with_dimension(spec, position, axes or ()) for name, spec in given.items()}
+    return {**parameters, **specs, "collective": _with_dimension(parameters["collective"], position)}
+
+
+def _with_dimension(collective: SdyCollective, position: int) -> SdyCollective:
+    if collective.kind == "all_to_all":
+        params = tuple(
+            (axes, source + (source >= position), target + (target >= position))
+            for axes, source, target in collective.params
+        )
+        return replace(collective, params=params)
+    if collective.kind not in PER_DIMENSION:
+        return collective
+    return replace(collective, axes=(*collective.axes[:position], (), *collective.axes[position:]))
+
+
+collective_p = identity_primitive("sdy_collective", batched=_batched, transposed=None)
+COLLECTIVE = "sdy.collective"
+"""The attribute of a reshard that stands for a collective until the module is whole: an index of `Site.collectives`."""
+
+
+@emission(collective_p)
+def _emit_collective(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    x: ir.Value,
+    *,
+    collective: SdyCollective,
+    sharding: Stated | None,
+    target: Stated | None,
+    reduction: str | None,
+    path: str,
+) -> list[ir.Value]:
+    """A reshard to the operand's sharding, if it is given, and one in the place of the collective."""
+    site.unfinished = True
+    place = f"{collective.kind} for `{path}`"
+
+    def here(spec: Stated) -> TensorSharding:
+        return axes_alone(sharding_here(site, ctx, spec, ctx.avals_in[0], x.type, place))
+
+    rank = ir.RankedTensorType(x.type).rank
+    if sharding is not None:
+        x = create("sdy.reshard", x, **sharding_attributes("sharding", here(sharding), x.context))
+    later = here(target) if target is not None else TensorSharding.replicated(site.symbol(ctx, site.mesh), rank)
+    index = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(site.collectives))
+    site.collectives.append((_on_all_dimensions(collective, rank), reduction or "sum", place))
+    return [create("sdy.reshard", x, **sharding_attributes("sharding", later, x.context), **{COLLECTIVE: index})]
+
+
+def _on_all_dimensions(collective: SdyCollective, rank: int) -> SdyCollective:
+    """With lists for the dimensions that a key array has only in MLIR."""
+    if collective.kind not in PER_DIMENSION:
+        return collective
+    return replace(collective, axes=(*collective.axes, *((),) * (rank - len(collective.axes))))
+
+
+def axes_alone(sharding: TensorSharding) -> TensorSharding:
+    """Its axes alone."""
+    return TensorSharding.closed(sharding.mesh, sharding.axes, sharding.unreduced_axes, sharding.reduction)
+
+
+# The sdy collectives as functions of arrays: all_gather, all_slice, all_to_all, collective_permute, and so on.
+#
+# They speak of global arrays, so each is the identity: only the array's layout on the mesh changes. The operand's
+# sharding has to be known where the collective stands, and that of the result follows from it. It is known if the
+# call states it (`sharding=`), or if the operand is the result of `reshard`, `sharding_constraint` or another of
+# these functions, called right before in the same jitted function. Its open dimensions count as closed here.
+#
+# The collective runs where it is written, as the plan says of it (`origin="user"`), unless the program is partitioned
+# with `optimize_collectives=True`, or the padded blocks of a size that does not divide are not joined to blocks: then
+# the cheapest collectives between the same shardings do.
 
 
 @api_boundary

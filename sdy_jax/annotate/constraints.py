@@ -1,4 +1,4 @@
-"""Annotations that state the sharding of an array: sharding_constraint, reshard, data_flow_edge."""
+"""Annotations of one array: sharding_constraint, reshard, data_flow_edge, propagation_barrier."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.annotate.arguments import Leaf, match_prefix
-from sdy_jax.annotate.automatic import AUTO
-from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
+from sdy_jax.annotate.arguments import AUTO, Leaf, match_prefix
+from sdy_jax.annotate.primitives import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import (
     Site,
     create,
@@ -34,14 +33,15 @@ from sdy_jax.annotate.specs import (
     stated,
     with_dimension,
 )
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import ShardingError, with_article
-from sdy_jax.ir.statements import WRITTEN
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.representation.attributes import sharding_attributes
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import AnyMesh, mesh_from_jax
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import own_type, typed_part
+from sdy_jax.ir.attributes import sharding_attributes
+from sdy_jax.ir.graph import WRITTEN
+from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax, own_type, typed_part
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.shardings import TensorSharding
+
+# Annotations that state the sharding of an array: sharding_constraint, reshard, data_flow_edge.
 
 
 @api_boundary
@@ -288,3 +288,60 @@ def _attributes(
 ) -> dict[str, ir.Attribute]:
     sharding = sharding_here(site, ctx, spec, ctx.avals_in[0], x.type, place)
     return sharding_attributes("sharding", sharding, x.context)
+
+
+# Annotations that stop propagation: propagation_barrier.
+
+_CODES = {"NONE": 0, "FORWARD": 1, "BACKWARD": 2}
+_REVERSED = {"NONE": "NONE", "FORWARD": "BACKWARD", "BACKWARD": "FORWARD"}
+
+
+@api_boundary
+def propagation_barrier(x: Any, allowed_direction: str = "NONE") -> Any:
+    """Keeps shardings from propagating between an array and the uses of the result: `sdy.propagation_barrier`.
+
+    Outside of a partitioned function nothing happens.
+
+    Args:
+        x: an array or a tree of arrays.
+        allowed_direction: "NONE"; "FORWARD" lets shardings flow from `x` to the result only, "BACKWARD" from the result
+            to `x` only.
+
+    Returns:
+        `x`. Tangents meet the same barrier, cotangents, which flow the other way, the reverse one.
+
+    Raises:
+        ShardingError: an unknown direction. Both directions at once would be no barrier.
+
+    Example:
+        >>> after = sdy.partition(lambda h: jnp.tanh(propagation_barrier(h)), mesh=mesh, in_shardings=P("data"))
+        >>> after.plan(jnp.ones((8, 4))).results[0].type  # what follows knows nothing of how `h` is sharded
+        'f32[8,4]'
+
+    See also:
+        `sharding_constraint`: states a sharding instead.
+
+    Source: the SDY dialect reference, `sdy.propagation_barrier`.
+    """
+    if allowed_direction not in _CODES:
+        raise ShardingError(
+            f"propagation_barrier: allowed_direction={allowed_direction!r}; it is one of {', '.join(_CODES)}"
+        )
+    return jax.tree.map(lambda leaf: propagation_barrier_p.bind(leaf, allowed_direction=allowed_direction), x)
+
+
+def _unchanged(parameters: PrimitiveParameters, position: int, axes: Sequence[str] | None) -> PrimitiveParameters:
+    return parameters
+
+
+def _reversed(parameters: PrimitiveParameters) -> PrimitiveParameters:
+    return {"allowed_direction": _REVERSED[parameters["allowed_direction"]]}
+
+
+propagation_barrier_p = identity_primitive("propagation_barrier", batched=_unchanged, transposed=_reversed)
+
+
+@emission(propagation_barrier_p)
+def _emit_barrier(site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, allowed_direction: str) -> list[ir.Value]:
+    direction = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _CODES[allowed_direction])
+    return [create("sdy.propagation_barrier", x, allowed_direction=direction)]

@@ -15,17 +15,16 @@ from jax.extend.core import jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
 
-from sdy_jax.annotate import regions
-from sdy_jax.annotate.regions import Region
+from sdy_jax.annotate import primitives
+from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.sharding_rules import Mapped, jvp_of, parsed_rule, with_factor
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.custom_ops import TARGET, WHOLE, CustomOp, call_function
-from sdy_jax.ir.stated_work import StatedWork
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sharding import REDUCTION_KINDS
-from sdy_jax.representation.verify import verify_rule
+from sdy_jax.ir.custom_ops import TARGET, WHOLE, CustomOp, StatedWork, call_function
+from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import REDUCTION_KINDS
+from sdy_jax.ir.validity import verify_rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,8 +98,8 @@ def custom_op(
 
     @functools.wraps(fun)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        flat, leaves = regions.flattened(fun, args, kwargs)
-        op = CustomOp(title, regions.with_own_widths(lambda *xs: jax.tree.leaves(flat(*xs))), reduction, padding)
+        flat, leaves = primitives.flattened(fun, args, kwargs)
+        op = CustomOp(title, primitives.with_own_widths(lambda *xs: jax.tree.leaves(flat(*xs))), reduction, padding)
         result: R = as_one_op(flat, leaves, op, own, "custom_op")
         return result
 
@@ -115,7 +114,7 @@ def as_one_op(
     Raises:
         SdyError: it closes over traced arrays.
     """
-    traced = regions.trace(flat, leaves)
+    traced = primitives.trace(flat, leaves)
     if any(isinstance(x, jax.core.Tracer) for x in traced.captured):
         raise SdyError(f"{function}: `{op.title}` closes over a traced array; to fix: make it an argument")
     region = jax.make_jaxpr(lambda *xs: jaxpr_as_fun(traced.region)(*traced.captured, *xs))(*leaves)
@@ -126,12 +125,12 @@ def as_one_op(
 def _batched(
     axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, mapped: Any, **parameters: Any
 ) -> Any:
-    new = regions.batched(region, axis_data, dims)
+    new = primitives.batched(region, axis_data, dims)
     mapped = (*mapped, Mapped(axis_data.size, tuple(dims), 0))
     return custom_op_p.bind(*values, region=new, mapped=mapped, **parameters), 0
 
 
-custom_op_p = regions.region_primitive("custom_op", _batched)
+custom_op_p = primitives.region_primitive("custom_op", _batched)
 """Parameters: the function as a region, the rule, what devices run, and what `vmap` added to all three."""
 
 ad.primitive_jvps[custom_op_p] = jvp_of(custom_op_p)

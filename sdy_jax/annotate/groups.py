@@ -15,9 +15,9 @@ from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.jax_meshes import shard_alike_p
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import ShardingError
-from sdy_jax.jax_internals.sharding_types import shard_alike_p
-from sdy_jax.jax_internals.tracebacks import api_boundary
 
 
 @api_boundary

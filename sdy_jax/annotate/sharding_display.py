@@ -1,4 +1,4 @@
-"""`sdy.show_sharding`: how an intermediate array lies by the plan."""
+"""How an intermediate array lies by the plan: `sdy.show_sharding` and `jax.debug.inspect_array_sharding`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.jax_primitives import inspect_sharding_p
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import ArgumentError, with_article
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.representation.type_text import array_text
+from sdy_jax.ir.custom_ops import INSPECTED, Callback, call_function
+from sdy_jax.ir.jax_shardings import has_sub_axes
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.type_text import array_text
+from sdy_jax.runtime.layouts import named
+from sdy_jax.runtime.meshes import RefinedMesh
+
+# `sdy.show_sharding`: how an intermediate array lies by the plan.
 
 
 @api_boundary
@@ -67,3 +79,26 @@ class Shown:
         """What a plan says of it: where that was asked, and its type in all and on each device."""
         where = " at ".join(filter(None, (self.name, source)))
         self.show(f"{where or 'array'}: {type_}, {local} on each device")
+
+
+# `jax.debug.inspect_array_sharding` says how a value lies by the plan, when the program is traced to be compiled.
+
+
+@emission(inspect_sharding_p)
+def _emit(
+    site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, callback: Callable[[jax.sharding.Sharding], Any]
+) -> list[ir.Value]:
+    if isinstance(callback, Shown):
+        told = Callback("sdy.show_sharding", lambda *_: [], planned=callback.planned)
+        return call_function(INSPECTED, told, [], [x], has_effect=True)
+    mesh = site.jax_mesh
+
+    def say(refined: RefinedMesh, sharding: TensorSharding | None) -> list[Any]:
+        if sharding is not None and has_sub_axes(sharding) and isinstance(mesh, Mesh):
+            callback(NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding)))
+        else:
+            callback(NamedSharding(mesh, PartitionSpec()) if sharding is None else named(sharding, mesh))
+        return []
+
+    title = "jax.debug.inspect_array_sharding"
+    return call_function(INSPECTED, Callback(title, say), [], [x], has_effect=True)

@@ -12,15 +12,15 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
 
-from sdy_jax.annotate import regions
-from sdy_jax.annotate.regions import Region
+from sdy_jax.annotate import primitives
+from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import ParseError, SdyError, ShardingError
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.representation.attributes import rule_to_attribute
-from sdy_jax.representation.rule import OpShardingRule, TensorMapping
-from sdy_jax.representation.rule_text import parse_rule
-from sdy_jax.representation.verify import verify_rule
+from sdy_jax.ir.attributes import rule_to_attribute
+from sdy_jax.ir.parsers import parse_rule
+from sdy_jax.ir.rules import OpShardingRule, TensorMapping
+from sdy_jax.ir.validity import verify_rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,9 +64,9 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
 
     @functools.wraps(fun)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        flat, leaves = regions.flattened(fun, args, kwargs)
-        traced = regions.trace(flat, leaves)
-        region = regions.without_jit(traced.region)
+        flat, leaves = primitives.flattened(fun, args, kwargs)
+        traced = primitives.trace(flat, leaves)
+        region = primitives.without_jit(traced.region)
         outs = ruled_p.bind(*traced.captured, *leaves, region=region, rule=own, title=title, mapped=())
         result: R = jax.tree.unflatten(traced.out_tree, outs)
         return result
@@ -106,7 +106,7 @@ def _batched(
     return ruled_p.bind(*values, region=new, **{**parameters, "mapped": mapped}), position
 
 
-ruled_p = regions.region_primitive("with_sharding_rule", _batched)
+ruled_p = primitives.region_primitive("with_sharding_rule", _batched)
 """Parameters: the region, the rule as the user wrote it, the function's name, and what `vmap` added."""
 
 
@@ -115,12 +115,12 @@ def jvp_of(primitive: Primitive) -> Callable[..., Any]:
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, region: Region, **parameters: Any) -> Any:
         outs = primitive.bind(*primals, region=region, **parameters)
-        parts = regions.linearized(region, primals, tangents)
-        rest = regions.evaluated(parts.forward, primals, range(len(outs), len(parts.forward.out_avals)))
+        parts = primitives.linearized(region, primals, tangents)
+        rest = primitives.evaluated(parts.forward, primals, range(len(outs), len(parts.forward.out_avals)))
         available = [*primals, *outs, *rest]
         residuals = [available[i] for i in parts.residuals]
         moved = jaxpr_as_fun(parts.tangent)(*residuals, *(tangents[i] for i in parts.varying))
-        return outs, regions.with_zeros(region, parts.smooth, moved)
+        return outs, primitives.with_zeros(region, parts.smooth, moved)
 
     return jvp
 
@@ -131,7 +131,7 @@ ad.primitive_jvps[ruled_p] = jvp_of(ruled_p)
 def _batched_without_transposes(region: Region, axis_data: Any, dims: Sequence[int | None]) -> tuple[Region, int]:
     """The batched region with its new dimension where the op itself leaves it, which takes the fewest equations."""
     positions = range(1 + min(aval.ndim for aval in region.out_avals))
-    candidates = [(regions.batched(region, axis_data, dims, position), position) for position in positions]
+    candidates = [(primitives.batched(region, axis_data, dims, position), position) for position in positions]
     return min(candidates, key=lambda candidate: len(candidate[0].eqns))
 
 

@@ -1,32 +1,62 @@
-"""The partition that is being traced or lowered: inside of one annotations have effects, elsewhere they are identities.
-
-An annotation is a JAX primitive that computes the identity, or the function it wraps. Its ordinary lowering says
-nothing of shardings. While a partitioned function is lowered, jax is given other rules for these primitives
-(`LoweringParameters.override_lowering_rules`), and those emit sdy ops. So a traced function that jax has cached can be
-used inside a partition and outside, and the primitives' parameters never depend on where they were traced.
-"""
+"""The partition that is being traced or lowered: where annotations have effects, and what it leaves to the planner."""
 
 from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.annotate.mesh_symbols import declare_mesh
-from sdy_jax.errors import ShardingError
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import AnyMesh
-from sdy_jax.representation.sdy_collectives import SdyCollective
-from sdy_jax.representation.types import explicit_axes
+from sdy_jax.errors import ArgumentError, ShardingError
+from sdy_jax.ir.attributes import mesh_to_attribute
+from sdy_jax.ir.collectives import SdyCollective
+from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes
+from sdy_jax.ir.locations import caller_line
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.operations import body_of, module_meshes
+
+# The meshes that a module declares.
+
+
+def declare_mesh(module: ir.Operation, mesh: Mesh, symbols: ir.SymbolTable | None = None) -> str:
+    """The symbol of a mesh in a module; an `sdy.mesh` at its beginning is added if there is none for it.
+
+    Args:
+        module: the module.
+        mesh: the mesh.
+        symbols: the module's symbol table, where someone keeps one, so that it learns of the new name.
+    """
+    known = next((name for name, own in module_meshes(module).items() if own == mesh), None)
+    if known is not None:
+        return known
+    context = module.context
+    symbols = symbols or ir.SymbolTable(module)  # before the new op is there, so that it gives way
+    attributes = {"sym_name": ir.StringAttr.get("mesh", context), "mesh": mesh_to_attribute(mesh, context)}
+    op = ir.Operation.create(
+        "sdy.mesh",
+        attributes=attributes,
+        loc=ir.Location.unknown(context),
+        ip=ir.InsertionPoint.at_block_begin(body_of(module)),
+    )
+    name = symbols.insert(op)
+    return str(ir.StringAttr(name).value)
+
+
+# The partition that is being traced or lowered: inside of one annotations have effects, elsewhere they are
+# identities.
+#
+# An annotation is a JAX primitive that computes the identity, or the function it wraps. Its ordinary lowering says
+# nothing of shardings. While a partitioned function is lowered, jax is given other rules for these primitives
+# (`LoweringParameters.override_lowering_rules`), and those emit sdy ops. So a traced function that jax has cached can
+# be used inside a partition and outside, and the primitives' parameters never depend on where they were traced.
 
 Emission = Callable[..., Any]
 """`emission(site, ctx, *values, **parameters)` emits what a primitive says and returns the values of its results."""
@@ -159,3 +189,92 @@ def lowered_manual_axes(ctx: mlir.LoweringRuleContext) -> frozenset[str]:
 def create(name: str, operand: ir.Value, **attributes: ir.Attribute) -> ir.Value:
     """An op with one operand and a result of its type, at the current insertion point."""
     return ir.Operation.create(name, results=[operand.type], operands=[operand], attributes=attributes).results[0]
+
+
+# What a function leaves to the planner that its trace depends on: it is traced and planned with each of the choices.
+#
+# A decision is a part of what jit's caches of traces know, so that what is traced inside is traced again with
+# another.
+
+
+class Decision(NamedTuple):
+    """What is taken where a line of the user's asks: one of several numbers."""
+
+    line: str
+    offered: tuple[int, ...]
+    taken: int
+
+
+Decisions = tuple[Decision, ...]
+"""In the order in which a trace asks."""
+
+_FIRST: Decisions = (Decision("", (), 0),)
+"""Whatever is asked for, the first that is offered."""
+
+_context = jax.make_user_context(default_value=())
+
+
+class Undecided(ArgumentError):
+    """A choice that was asked for where nothing was decided. Planning catches it; elsewhere it says what to write.
+
+    Attributes:
+        line: that asks.
+        offered: of what one is to be taken.
+    """
+
+    def __init__(self, message: str, line: str, offered: tuple[int, ...]):
+        super().__init__(message)
+        self.line, self.offered = line, offered
+
+
+def deciding(decisions: Decisions) -> AbstractContextManager[Any]:
+    """Inside, these are decided."""
+    return _context(decisions)  # type: ignore[no-any-return]
+
+
+def taking_first() -> AbstractContextManager[Any]:
+    """Inside, the first of what is offered is taken: for traces that ask for something else."""
+    return deciding(_FIRST)
+
+
+def decisions() -> Decisions:
+    """Those in context."""
+    return _context.value  # type: ignore[no-any-return]
+
+
+def taken_of(offered: Sequence[int], message: str) -> int:
+    """The number that is decided for the user's line that calls this.
+
+    Raises:
+        Undecided: with the message; none is.
+    """
+    line, numbers = caller_line(), tuple(offered)
+    if decisions() == _FIRST:
+        return numbers[0]
+    for each in decisions():
+        if (each.line, each.offered) == (line, numbers):
+            return each.taken
+    raise Undecided(message, line, numbers)
+
+
+def all_decisions(traced: Callable[[], Any], fixed: Sequence[int] | None = None) -> Iterator[Decisions]:
+    """All that may be decided for what a function asks, in the order of what is offered.
+
+    Args:
+        traced: traces it.
+        fixed: the number to take each time it asks, where that is offered, so that there is one result.
+    """
+    open_ = [decisions()]
+    while open_:
+        found = open_.pop(0)
+        try:
+            with deciding(found):
+                traced()
+        except Undecided as asked:
+            offered = asked.offered
+            if fixed is not None:
+                wanted = fixed[len(found) : len(found) + 1]
+                offered = tuple(n for n in offered if n in wanted) or offered[:1]
+            open_[:0] = [(*found, Decision(asked.line, asked.offered, n)) for n in offered]
+        else:
+            yield found

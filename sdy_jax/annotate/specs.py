@@ -16,16 +16,15 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.argument_errors import no_sharding_text
-from sdy_jax.annotate.arguments import Leaf
-from sdy_jax.annotate.automatic import AUTO
+from sdy_jax.annotate.arguments import AUTO, Leaf
 from sdy_jax.annotate.site import Site
 from sdy_jax.errors import ParseError, ShardingError
-from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
-from sdy_jax.representation.named import AnyMesh, entry_names, from_partition_spec, mesh_from_jax
-from sdy_jax.representation.sharding import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
-from sdy_jax.representation.text import parse_sharding
-from sdy_jax.representation.verify import verify_sharding
-from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten, same_devices
+from sdy_jax.ir.jax_shardings import AnyMesh, entry_names, from_partition_spec, mesh_from_jax
+from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
+from sdy_jax.ir.parsers import parse_sharding
+from sdy_jax.ir.shardings import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
+from sdy_jax.ir.validity import verify_sharding
+from sdy_jax.runtime.devices import can_express, in_order_of, on_devices_of, rewritten, same_devices
 
 Stated = PartitionSpec | NamedSharding | TensorSharding
 

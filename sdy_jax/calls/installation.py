@@ -16,13 +16,12 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.site import traced_manual_axes
+from sdy_jax.base.jax_calls import CACHE_MISS, jit
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.errors import ArgumentError
-from sdy_jax.jax_internals.dispatch import CACHE_MISS
-from sdy_jax.jax_internals.jit import jit
-from sdy_jax.jax_internals.tracebacks import api_boundary
 
 _OF_JIT = ("in_shardings", "out_shardings", "static_argnums", "static_argnames")
 """The options of jit beside `Options.of_jit`."""

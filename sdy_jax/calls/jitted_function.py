@@ -1,59 +1,160 @@
-"""The jitted functions that run a planned function, one per layouts of its arguments."""
+"""The jitted functions that run a planned function, one per layouts of its arguments, and jit's stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.experimental.layout import Format
+from jax.sharding import AxisType, NamedSharding
 
 from sdy_jax.annotate.argument_errors import no_values
-from sdy_jax.annotate.arguments import SPEC_TYPES
+from sdy_jax.annotate.arguments import SPEC_TYPES, in_name_of
 from sdy_jax.annotate.trees import as_prefix
-from sdy_jax.annotate.user_function import in_name_of
-from sdy_jax.calls.abstract_meshes import check_has_devices, described
-from sdy_jax.calls.argument_moves import OnMovedArguments
-from sdy_jax.calls.arguments import Arguments, Layouts
-from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
-from sdy_jax.calls.donation import delete_donated_elsewhere, deleted_argument, warn_of_unusable
-from sdy_jax.calls.formats import (
+from sdy_jax.base.jax_calls import CACHE_MISS, is_run_for_its_ops, jit
+from sdy_jax.base.jax_tracing import context_mesh
+from sdy_jax.base.tracebacks import already_explained, explains_traces, forbids_traces, tracing_allowed
+from sdy_jax.calls.argument_placement import (
+    Dispatch,
+    DispatchChoice,
+    OnMovedArguments,
     are_spelled_otherwise,
+    check_moves,
+    delete_donated_elsewhere,
+    deleted_argument,
     formats_of_arguments,
     formats_of_results,
     has_empty_results,
     shardings_of_results,
     states_layouts,
+    warn_of_unusable,
 )
-from sdy_jax.calls.nan_checks import explained, op_by_op
-from sdy_jax.calls.out_of_memory import explain, is_of_memory
+from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.planned_call import PlannedCall, View
-from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.calls.refused_moves import check_moves
-from sdy_jax.calls.stack_room import with_room
-from sdy_jax.calls.stages import NamedLowered, lowered_arguments
+from sdy_jax.calls.planned_function import PlannedFunction, check_has_devices, described, with_room
+from sdy_jax.calls.processes import ComparedLowered, are_several
+from sdy_jax.calls.run_errors import explain, explained, is_of_memory, op_by_op
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
-from sdy_jax.ir.hidden_frames import caller_line
-from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals.contexts import context_mesh
-from sdy_jax.jax_internals.dispatch import CACHE_MISS
-from sdy_jax.jax_internals.jit import jit
-from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
-from sdy_jax.jax_internals.trace_messages import already_explained, explains_traces, forbids_traces, tracing_allowed
-from sdy_jax.plan.border.border_moves import BorderMove
-from sdy_jax.plan.border.boundary import BoundaryValue
-from sdy_jax.plan.garbage import collection_paused
+from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, has_sub_axes
+from sdy_jax.ir.locations import caller_line, short_source
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.type_text import bytes_text
+from sdy_jax.plan.border import BorderMove, BoundaryValue
+from sdy_jax.plan.build import collection_paused
+from sdy_jax.plan.notices import LOG, warn_of
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.progress import LOG
-from sdy_jax.plan.warn import warn_of
-from sdy_jax.processes.comparison import are_several
-from sdy_jax.processes.lowered_program import ComparedLowered
-from sdy_jax.representation.named import AnyMesh, has_sub_axes
-from sdy_jax.representation.type_text import bytes_text
-from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import splits_by_parts
-from sdy_jax.runtime.function_mesh import check_devices
+from sdy_jax.runtime.layouts import named
+from sdy_jax.runtime.meshes import check_devices
+
+# Ahead of time: a call is lowered with the arguments that it has, so that calls then run what was compiled; the
+# compiled program says by the axes of the mesh how it takes them.
+
+
+def lowered_arguments(
+    call: Arguments, planned: PlannedCall, donated: Collection[int] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, static ones among them. Those that are types without a sharding have that of the plan,
+    with which arrays will come. So have those that are `donated` and lie nowhere on the mesh: XLA would choose how they
+    enter, and jit give their memory to results of another size.
+
+    On Explicit axes a type's sharding is part of what is traced; there they stay as they are. So they do where one lies
+    by a part of an axis: jax names the shardings of all arguments by axes of the mesh, or of none.
+    """
+    leaves = [call.leaves[i].value if i in call.elsewhere else leaf.value for i, leaf in enumerate(call.given)]
+    leaves = [_type_if_unplaced(x) if i in donated else x for i, x in enumerate(leaves)]
+    entering = [_named(x, sharding, call.mesh) for x, sharding in zip(leaves, planned.entering, strict=True)]
+    if AxisType.Explicit not in call.mesh.axis_types and not any(x is None for x in entering):
+        unused = planned.unused
+        leaves = [x if i in unused else type_ for i, (x, type_) in enumerate(zip(leaves, entering, strict=True))]
+    args, kwargs = jax.tree.unflatten(call.tree, leaves)
+    return tuple(call.statics.merged(args)), {**kwargs, **dict(call.statics.named)}
+
+
+def _type_if_unplaced(x: Any) -> Any:
+    """The type of an array that lies nowhere on a mesh; what lies there itself."""
+    if isinstance(x, jax.ShapeDtypeStruct) or getattr(x, "committed", False):
+        return x
+    type_ = jax.typeof(x)
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type)
+
+
+def _named(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:
+    """A type with the sharding of the plan; an array, or a type that has one, itself; None if jax has no name for the
+    sharding."""
+    if not isinstance(x, jax.ShapeDtypeStruct) or x.sharding is not None:
+        return x
+    if sharding.unreduced_axes or has_sub_axes(sharding):
+        return None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=named(sharding, mesh))
+
+
+class NamedLowered(jax.stages.Lowered):
+    """`jax.stages.Lowered`, whose compiled program names the shardings of arguments by the axes of the mesh."""
+
+    _lowered: jax.stages.Lowered
+    _entering: Sequence[NamedSharding | None]
+
+    @classmethod
+    def of(cls, lowered: jax.stages.Lowered, call: Arguments, planned: PlannedCall) -> jax.stages.Lowered:
+        """The same, if arrays that lie nowhere on the mesh are among the arguments of the call."""
+        if all(isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.given):
+            return lowered
+        new: NamedLowered = _copied(cls, lowered)
+        has_name = [not s.unreduced_axes and not has_sub_axes(s) for s in planned.entering]
+        pairs = zip(planned.entering, has_name, strict=True)
+        new._lowered, new._entering = lowered, [named(s, call.mesh) if is_ else None for s, is_ in pairs]
+        return new
+
+    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+        """As jax's."""
+        compiled: _NamedCompiled = _copied(_NamedCompiled, self._lowered.compile(*args, **kwargs))
+        compiled._entering = self._entering
+        return compiled
+
+
+class _NamedCompiled(jax.stages.Compiled):
+    """`jax.stages.Compiled`: where XLA says how it takes an argument, and the plan says the same, the plan's name."""
+
+    _entering: Sequence[NamedSharding | None]
+
+    @property
+    def input_shardings(self) -> Any:
+        """As jax's."""
+        return self._with_names(super().input_shardings)
+
+    @property
+    def input_formats(self) -> Any:
+        """As jax's."""
+        return self._with_names(super().input_formats)
+
+    def _with_names(self, inputs: Any) -> Any:
+        found, tree = jax.tree.flatten(inputs, is_leaf=lambda x: x is None)
+        types = jax.tree.leaves(self.in_avals)
+        return jax.tree.unflatten(tree, map(_by_plan, found, self._entering, types))
+
+
+def _by_plan(found: Any, entering: NamedSharding | None, type_: Any) -> Any:
+    own = found.sharding if isinstance(found, Format) else found
+    if own is None or entering is None or isinstance(own, NamedSharding):
+        return found
+    if not own.is_equivalent_to(entering, type_.ndim):
+        return found
+    return Format(found.layout, entering) if isinstance(found, Format) else entering
+
+
+def _copied(kind: Any, stage: jax.stages.Lowered | jax.stages.Compiled) -> Any:
+    """A stage of jax as one of a class of ours, which is below jax's."""
+    new = kind.__new__(kind)
+    for name in kind.__base__.__slots__:
+        setattr(new, name, getattr(stage, name))
+    new.__dict__.update(getattr(stage, "__dict__", {}))
+    return new
+
+
+# The jitted functions that run a planned function, one per layouts of its arguments.
 
 _REPORTED = 4
 """How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves. Chosen:

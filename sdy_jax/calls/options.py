@@ -10,17 +10,17 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
-from sdy_jax.calls.several_meshes import check_meshes, meshes_of
-from sdy_jax.contracts.budget import Budget
+from sdy_jax.calls.meshes import check_meshes, meshes_of
 from sdy_jax.errors import SdyError, with_article
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.interface.policy import LAYOUTS, UNEVEN, Combining, Policy
+from sdy_jax.ir.jax_shardings import AnyMesh
+from sdy_jax.ir.type_text import bytes_of_text
+from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.plan.pinned import ON_CHANGE
+from sdy_jax.plan.contracts import Budget
+from sdy_jax.plan.pinning.pinned import ON_CHANGE
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.representation.named import AnyMesh
-from sdy_jax.representation.type_text import bytes_of_text
 from sdy_jax.runtime.devices import lowering_platform, lowering_platforms
 
 

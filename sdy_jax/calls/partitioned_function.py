@@ -1,42 +1,139 @@
-"""A function that runs partitioned, as users see it: calls, plans, and jit's stages ahead of time."""
+"""A function that runs partitioned, as users see it: calls, plans, jit's stages ahead of time, and pickles."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import functools
+import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.site import traced_manual_axes
+from sdy_jax.base.jax_calls import is_run_for_its_ops, with_cache_miss
+from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.calls.argument_placement import check_moves, deleting_donated, with_stated_shardings
 from sdy_jax.calls.arguments import Arguments
-from sdy_jax.calls.donation import deleting_donated
-from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
-from sdy_jax.calls.nan_checks import op_by_op
+from sdy_jax.calls.loading.loaded_function import LoadedFunction
 from sdy_jax.calls.options import Options
-from sdy_jax.calls.out_of_memory import explain_if_uncaught
-from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.calls.refused_moves import check_moves
-from sdy_jax.calls.shapes_for_arrays import explaining_shapes
+from sdy_jax.calls.processes import tell_of_failures
+from sdy_jax.calls.run_errors import explain_if_uncaught, op_by_op
 from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.calls.traced_function import traced_on
-from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals.dispatch import with_cache_miss
-from sdy_jax.jax_internals.nan_checks import is_run_for_its_ops
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.loading.loaded_function import LoadedFunction
-from sdy_jax.plan.calls import CallPlan
-from sdy_jax.plan.plan import Plan
-from sdy_jax.processes.failures import tell_of_failures
-from sdy_jax.representation.types import explicit_axes
-from sdy_jax.runtime.callback_waits import is_called_back, waits_forever
+from sdy_jax.errors import SdyError, ShardingError
+from sdy_jax.ir.jax_shardings import explicit_axes
+from sdy_jax.plan.plan import CallPlan, Plan
 from sdy_jax.runtime.devices import lowering_platform
+from sdy_jax.runtime.evaluation import is_called_back, waits_forever
+
+# A shape where the type of an array is expected: `plan((64, 128))`.
+#
+# jax takes a tuple for a tree of numbers, which it may be, so the function is traced with these. Where that fails,
+# what was most likely meant is added to the error.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explaining_shapes(method: F) -> F:
+    """For a method that takes the arguments of a user's function: its errors say of each that looks like a shape."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            for note in _notes(args, kwargs):
+                error.add_note(note)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _notes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in (*((f"argument {n}", value) for n, value in enumerate(args)), *kwargs.items()):
+        if isinstance(value, (tuple, list)) and value and all(type(size) is int and size > 0 for size in value):
+            yield (
+                f"note: {name} is {value!r}: {len(value)} number{'s' * (len(value) > 1)}; for an array of that shape "
+                f"give jax.ShapeDtypeStruct({tuple(value)}, jax.numpy.float32)"
+            )
+
+
+# Partitioned functions in pickles: the function and its options, devices by their numbers. Plans are made again.
+
+
+@dataclass(frozen=True, slots=True)
+class MeshRecord:
+    """A mesh by the numbers of its devices, or a sharding on it."""
+
+    numbers: np.ndarray
+    axis_names: tuple[str, ...]
+    axis_types: tuple[jax.sharding.AxisType, ...]
+    spec: PartitionSpec | None = None
+    memory_kind: str | None = None
+
+    @classmethod
+    def of(cls, mesh: jax.sharding.Mesh, **rest: Any) -> MeshRecord:
+        numbers = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices)
+        return cls(numbers, mesh.axis_names, mesh.axis_types, **rest)
+
+    def restored(self) -> jax.sharding.Mesh | NamedSharding:
+        """
+        Raises:
+            ShardingError: this process has fewer devices.
+        """
+        there = {device.id: device for device in jax.devices()}
+        missing = [number for number in self.numbers.flat if number not in there]
+        if missing:
+            raise ShardingError(
+                f"the pickled function is partitioned over {self.numbers.size} devices, also on number {missing[0]}, "
+                f"which is not among the {len(there)} here"
+            )
+        devices = np.vectorize(there.__getitem__, otypes=[object])(self.numbers)
+        mesh = jax.sharding.Mesh(devices, self.axis_names, axis_types=self.axis_types)
+        return mesh if self.spec is None else NamedSharding(mesh, self.spec, memory_kind=self.memory_kind)
+
+
+def global_name(function: Any) -> str | None:
+    """Where a module has this very object; it is pickled as functions are."""
+    name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    return name if module is not None and getattr(module, name, None) is function else None
+
+
+def recorded(options: Options) -> Options:
+    """Options that can be pickled."""
+    return _mapped(options, _recorded)
+
+
+def restored(kind: Callable[..., Any], fun: Callable[..., Any], options: Options) -> Any:
+    """The function of options that were `recorded`."""
+    return kind(fun, _mapped(options, lambda x: x.restored() if isinstance(x, MeshRecord) else x))
+
+
+def _recorded(x: Any) -> Any:
+    if isinstance(x, jax.sharding.Mesh):
+        return MeshRecord.of(x)
+    if isinstance(x, NamedSharding) and isinstance(x.mesh, jax.sharding.Mesh):
+        return MeshRecord.of(x.mesh, spec=x.spec, memory_kind=x.memory_kind)
+    return x
+
+
+def _mapped(options: Options, change: Callable[[Any], Any]) -> Options:
+    trees = {name: getattr(options, name) for name in ("mesh", "in_shardings", "out_shardings")}
+    changed = jax.tree.map(change, trees, is_leaf=lambda x: isinstance(x, (*SPEC_TYPES, MeshRecord)))
+    return replace(options, **changed)
+
+
+# A function that runs partitioned, as users see it: calls, plans, and jit's stages ahead of time.
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")

@@ -4,47 +4,105 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 from itertools import compress
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import (
+    ClosedJaxpr,  # type: ignore[attr-defined, unused-ignore]  # Jaxpr in jax 0.12
+    jaxpr_as_fun,
+)
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import NamedSharding
 
-from sdy_jax.calls.derivatives import Differentiable, Partition, Planned, derivatives_of, smooth_results, specs
-from sdy_jax.calls.kept_program import KeptProgram
-from sdy_jax.calls.linear_map import Flat, place_of
-from sdy_jax.calls.live_arguments import LiveFunction
-from sdy_jax.calls.mapped_axes import checked
-from sdy_jax.calls.program_op import PlannedProgram, as_op
+from sdy_jax.base.jax_calls import jit
+from sdy_jax.base.jax_meshes import with_all_axes
+from sdy_jax.base.jax_primitives import effects_of_checks
+from sdy_jax.calls.processes import are_several, compare, compared
+from sdy_jax.calls.transformations.derivatives import (
+    Differentiable,
+    Partition,
+    Planned,
+    derivatives_of,
+    smooth_results,
+    specs,
+)
+from sdy_jax.calls.transformations.linear_ops import Flat, place_of
+from sdy_jax.calls.transformations.program_ops import KeptProgram, PlannedProgram, as_op
+from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.jax_shardings import AnyMesh, in_type, on_devices_of, with_type_elsewhere, without_foreign_type
+from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import is_used, main_function
-from sdy_jax.jax_internals.checks import effects_of_checks
-from sdy_jax.jax_internals.jit import jit
-from sdy_jax.jax_internals.named_axes import with_all_axes
-from sdy_jax.lowering.emission.emit import local_function, used_axes
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
-from sdy_jax.plan.axis_removal import without_axes
+from sdy_jax.mesh_dialects.local_program import dialect_collectives, has_dialect_collectives
+from sdy_jax.plan.build import collection_paused, without_axes
 from sdy_jax.plan.cache.emitted import EmittedEntry
-from sdy_jax.plan.cache.folder import cache_folder
-from sdy_jax.plan.garbage import collection_paused
+from sdy_jax.plan.cache.key import cache_folder
 from sdy_jax.plan.plan import Plan
-from sdy_jax.processes.comparison import are_several, compare
-from sdy_jax.processes.comparison_primitive import compared
-from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.named import AnyMesh
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import in_type, on_devices_of, with_type_elsewhere, without_foreign_type
-from sdy_jax.runtime.axis_names import check_axis_names
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like, lowering_platform
-from sdy_jax.runtime.host_memory import on_devices, with_some_on_host
-from sdy_jax.runtime.layouts import named
-from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.local_plan import dialect_collectives, has_dialect_collectives
+from sdy_jax.runtime.evaluation import identity_op
+from sdy_jax.runtime.layouts import named, on_devices, with_some_on_host
+from sdy_jax.runtime.meshes import RefinedMesh, check_axis_names
+
+# What of a function's arguments its results depend on: jit drops the others before a call is dispatched.
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFunction:
+    """A traced function of the arguments that it uses.
+
+    Attributes:
+        used: per argument of the function that was traced, whether it is one of them.
+        jaxpr: the function of those that are, without dead code.
+    """
+
+    used: tuple[bool, ...]
+    jaxpr: ClosedJaxpr
+
+    @classmethod
+    def of(cls, jaxpr: ClosedJaxpr, needed: Sequence[bool]) -> LiveFunction:
+        """`needed` arguments stay, whether they are used or not."""
+        if all(needed):
+            return cls(tuple(needed), jaxpr)
+        live, used = dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars), instantiate=list(needed))
+        return cls(tuple(used), ClosedJaxpr(live, jaxpr.consts))
+
+
+# `jax.vmap(spmd_axis_name=...)` of a program that cannot be planned again, as one that was loaded without its
+# derivatives: it splits the new dimension along axes of the mesh.
+#
+# That is right only if the program does not run along them itself. jax checks the shardings at the border; what is
+# inside it does not see.
+
+
+def checked(operands: Sequence[Any], axes: frozenset[str], name: str) -> list[Any]:
+    """The operands of a program that runs along these axes, and is not mapped over any of them."""
+    return list(checked_p.bind(*operands, axes=axes, name=name)) if operands and axes else list(operands)
+
+
+def _check(axis_data: Any, *, axes: frozenset[str], name: str) -> bool:
+    wrong = sorted(axes.intersection(axis_data.spmd_name or ()))
+    if wrong:
+        names = ", ".join(map(repr, wrong))
+        raise ShardingError(
+            f"jax.vmap(spmd_axis_name={names}) of {name}, whose plan splits work along it. To fix: leave "
+            "spmd_axis_name out; or plan with layouts='propagated', which uses stated axes only; or vmap inside, "
+            "partition(jax.vmap(f), in_shardings=...) with the axis at the new dimension"
+        )
+    return True
+
+
+checked_p = identity_op("sdy_mapped_axes", mapped=_check)
+
+
+# A plan as a function of arrays, which runs partitioned and has the derivatives of the function that was planned.
 
 
 def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:

@@ -1,52 +1,202 @@
-"""A function and its plans: what the arguments of a call are, and which plan calls like it have."""
+"""A function and its plans: which plan calls with such arguments have, and why another is planned again."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate.arguments import Leaf, argument_leaves, check_rules, match_prefix
+from sdy_jax.annotate.arguments import (
+    Leaf,
+    argument_leaves,
+    check_call,
+    check_function,
+    check_rules,
+    function_name,
+    function_signature,
+    match_prefix,
+)
+from sdy_jax.annotate.computations import strict
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
-from sdy_jax.annotate.strict import strict
-from sdy_jax.annotate.undecided import Decisions, Undecided, all_decisions, deciding
-from sdy_jax.annotate.user_function import check_call, check_function, function_name, function_signature
-from sdy_jax.calls.abstract_meshes import on_devices_of, with_devices
-from sdy_jax.calls.arguments import Arguments, Layouts
-from sdy_jax.calls.derivatives import Partition, Planned
-from sdy_jax.calls.meshes import check_context, mesh_of_call, stated_mesh, type_beside_context
+from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
+from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
+from sdy_jax.calls.arguments import Arguments, Layouts, Statics
+from sdy_jax.calls.loading.loaded_function import LoadedFunction
+from sdy_jax.calls.meshes import (
+    best_decided,
+    best_plan,
+    check_context,
+    mesh_of_call,
+    meshes_of,
+    on_devices,
+    stated_mesh,
+    type_beside_context,
+)
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
-from sdy_jax.calls.replanning import changes
-from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
-from sdy_jax.calls.stack_room import with_room
-from sdy_jax.calls.statics import Statics
-from sdy_jax.calls.traced_function import TracedFunction
-from sdy_jax.calls.traces import is_planned
-from sdy_jax.calls.trials import best_decided
-from sdy_jax.contracts.check import check
+from sdy_jax.calls.traced_function import TracedFunction, is_planned
+from sdy_jax.calls.transformations.derivatives import Partition, Planned, specs
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir import hidden_frames
-from sdy_jax.jax_internals.contexts import context_mesh, trace_settings, without_mesh
-from sdy_jax.loading.loaded_function import LoadedFunction
-from sdy_jax.plan.border.planned_with import PlannedWith
-from sdy_jax.plan.build import build_plan
-from sdy_jax.plan.calls import CallPlan
-from sdy_jax.plan.garbage import collection_paused
-from sdy_jax.plan.pinned import PinnedPlan
-from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.progress import LOG
-from sdy_jax.plan.warn import report_notes, too_large, warn_of
-from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.ir import locations
+from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
+from sdy_jax.ir.type_text import array_text
+from sdy_jax.plan.build import build_plan, collection_paused
+from sdy_jax.plan.contracts import check
+from sdy_jax.plan.notices import LOG, report_notes, too_large, warn_of
+from sdy_jax.plan.pinning.pinned import PinnedPlan
+from sdy_jax.plan.plan import CallPlan, Plan
+from sdy_jax.plan.stages import PlannedWith
 from sdy_jax.runtime.devices import device_kind
-from sdy_jax.runtime.function_mesh import checked_mesh
+from sdy_jax.runtime.layouts import layout_of, named
+from sdy_jax.runtime.meshes import checked_mesh
+
+# Why a partitioned function is planned again: what calls before had otherwise.
+
+
+def changes(arguments: Arguments, before: Iterable[tuple[Any, ...]]) -> str:
+    """What distinguishes arguments from those of earlier calls, by their keys: from the nearest of them.
+
+    Example:
+        "batch['x']: f32[32,256] for f32[64,256]"
+    """
+    nearest = min([list(_changes(arguments, key)) for key in before], key=len)
+    return ", ".join(nearest)
+
+
+def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
+    mesh, tree, types, statics, are_typed, shown, settings = key
+    yield from (f"{name}: {now} for {old}" for name, now, old in _differences(trace_settings(), settings))
+    if mesh != arguments.mesh:
+        yield f"on {arguments.mesh} for {mesh}"
+    if are_typed != arguments.are_typed:
+        yield f"{'with' if arguments.are_typed else 'without'} types that show shardings"
+    if statics != arguments.statics.key:
+        yield "other static arguments"
+    if tree != arguments.tree:
+        yield "another structure of the arguments"
+        return
+    for leaf, new, old in zip(arguments.leaves, arguments.key[2], types, strict=True):
+        if new != old:
+            yield f"{leaf.path}: {_type(leaf, new)} for {_type(leaf, old)}"
+    for leaf, mesh_shown, before in zip(arguments.leaves, arguments.shown, shown, strict=True):
+        if mesh_shown != before:
+            yield f"{leaf.path}: {_on(mesh_shown)} for {_on(before)}"
+
+
+def _differences(now: Settings, before: Settings) -> Iterator[tuple[str, Any, Any]]:
+    """The settings of jax that changed, with both values."""
+    for (name, new), (_, old) in zip(now, before, strict=True):
+        if new != old:
+            yield name, new, old
+
+
+def _on(shown: AnyMesh | None) -> str:
+    return "a type on no mesh" if shown is None else f"a type on the mesh {mesh_from_jax(shown)}"
+
+
+def _type(leaf: Leaf, type_: Sequence[Any]) -> str:
+    shape, dtype, weak, spec, shown, *_, is_on_host = type_
+    text = array_text(leaf.value.update(shape=shape, dtype=dtype))
+    text += f" whose type shows {shown.spec}" if shown is not None else ""
+    text += " on the host" if is_on_host else ""
+    return text + (" of weak type" if weak else "") + (f" in {spec}" if spec is not None else "")
+
+
+# Functions that are partitioned on a mesh without devices: calls take these from their arguments; what is lowered
+# gets arguments that say how they lie, since no device does.
+
+
+def with_devices(mesh: AnyMesh, values: Iterable[Any], around: Any) -> AnyMesh:
+    """The mesh on the devices of the first array, or of the mesh `around` the call, that has its axes; else itself."""
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh
+    layouts = (own for own in map(layout_of, values) if own is not None)
+    found = next((own.mesh for own in layouts if _has_axes_of(own.mesh, mesh)), None)
+    if found is not None:
+        return jax.sharding.Mesh(found.devices, mesh.axis_names, axis_types=mesh.axis_types)
+    return around if _has_axes_of(around, mesh) else mesh
+
+
+def on_devices_of(mesh: AnyMesh, other: AnyMesh) -> AnyMesh | None:
+    """A mesh where it has the devices of another one in their order; on these, if it has none. Else None."""
+    if isinstance(mesh, jax.sharding.Mesh) and isinstance(other, jax.sharding.Mesh):
+        return mesh if mesh.devices.flat[:].tolist() == other.devices.flat[:].tolist() else None
+    if mesh.size != other.size or not isinstance(other, jax.sharding.Mesh):
+        return None
+    return jax.sharding.Mesh(other.devices.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _has_axes_of(found: Any, mesh: AnyMesh) -> bool:
+    return isinstance(found, jax.sharding.Mesh) and mesh_from_jax(found) == mesh_from_jax(mesh)
+
+
+def check_has_devices(name: str, mesh: AnyMesh, leaves: Iterable[Leaf]) -> None:
+    """
+    Raises:
+        ShardingError: a call with arrays has no devices to run on.
+    """
+    if isinstance(mesh, jax.sharding.Mesh) or any(_is_type(leaf.value) for leaf in leaves):
+        return
+    raise ShardingError(
+        f"{name} is partitioned on the mesh {mesh_from_jax(mesh)}, which has no devices, and none of its arguments is "
+        "on a mesh with these axes; to fix: place one by jax.device_put(x, NamedSharding(mesh, ...)), call it under "
+        "jax.set_mesh(mesh), or partition it on a mesh of devices"
+    )
+
+
+def _is_type(value: Any) -> bool:
+    return isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct))
+
+
+def described(leaves: Sequence[Leaf], plan: Plan, mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
+    """The types of a call's leaves, with the shardings in which a plan takes them."""
+    return [
+        jax.ShapeDtypeStruct(
+            leaf.value.shape,
+            leaf.value.dtype,
+            weak_type=leaf.value.weak_type,
+            sharding=named(sharding, mesh),
+        )
+        for leaf, sharding in zip(
+            leaves, specs(plan.program, plan.arguments, [leaf.value for leaf in leaves]), strict=True
+        )
+    ]
+
+
+# Room for Python's frames while a function is traced, planned and lowered.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SLOTS = 1 << 15
+"""What the frame asks for, in pointers: a quarter of a MiB. Chosen: it gets a chunk of twice that, in which a thousand
+usual frames have room beside it, as many as Python nests. Only what is touched takes memory."""
+
+
+def with_room(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose calls run in one chunk of the stack.
+
+    Python keeps frames in chunks of 16 KiB. A call that does not fit into what is left of one maps another, which is
+    unmapped when it returns. Where many calls of a trace happen to begin at such an end, tracing a flax step of 12
+    layers takes up to 1.8 times as long (2026-11, Python 3.11), by nothing but how deep its caller is. A frame that
+    asks for more than a chunk gets one of its own.
+    """
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_stacksize=_SLOTS)
+    return functools.wraps(function)(run)
+
+
+# A function and its plans: what the arguments of a call are, and which plan calls like it have.
 
 T = TypeVar("T")
 
@@ -88,7 +238,7 @@ class PlannedFunction:
         check_function(fun)
         options.check()
         self.fun, self.options, self.is_inner = fun, options, is_inner
-        self.name, self.source = function_name(fun), hidden_frames.caller_line()
+        self.name, self.source = function_name(fun), locations.caller_line()
         stated = options.in_shardings, options.out_shardings
         self._meshes = meshes_of(options.mesh) if isinstance(options.mesh, (list, tuple)) else ()
         given = self._meshes[0] if self._meshes else options.mesh

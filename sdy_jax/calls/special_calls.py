@@ -1,27 +1,158 @@
-"""Calls that are planned otherwise than they are made: those that read or write `jax.Ref`s, and with tokens, which are
-planned without them; those that communicate over axes of `jax.vmap`s around them, which are planned mapped; and of
-symbolic sizes, which are not planned."""
+"""Calls that are planned otherwise than they are made: as functions of other arguments, or mapped by a `jax.vmap`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import batching
+from jax.tree_util import PyTreeDef
 
+from sdy_jax.annotate import primitives
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, SymbolicSizes
-from sdy_jax.calls import symbolic_calls
-from sdy_jax.calls.formats import says_all, stated_sharding
+from sdy_jax.annotate.arguments import AUTO, Leaf, match_prefix
+from sdy_jax.annotate.computations import StatedSpecs, give_derivatives, mapped, specs_of
+from sdy_jax.annotate.jaxprs import named_axes
+from sdy_jax.base.jax_calls import mapped_results
+from sdy_jax.base.jax_tracing import trace_state
+from sdy_jax.calls import special_arguments
+from sdy_jax.calls.argument_placement import says_all, stated_sharding
+from sdy_jax.calls.arguments import Statics
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.calls.references import VALUES, ReferenceCall, bring, check_split, of_values
-from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
-from sdy_jax.calls.vmapped_calls import MappedLater
-from sdy_jax.runtime.function_mesh import is_whole_elsewhere
+from sdy_jax.calls.special_arguments import (
+    VALUES,
+    ReferenceCall,
+    bring,
+    check_split,
+    of_others,
+    of_values,
+    with_tokens,
+    without_tokens,
+)
 from sdy_jax.runtime.layouts import layout_of
+from sdy_jax.runtime.meshes import is_whole_elsewhere
+
+# Calls that communicate over an axis which a `jax.vmap` around them names: what is planned is the mapped function.
+#
+# A plan has no such axis. So a call becomes an op, which waits for the `vmap`s: each maps the function in it, and
+# where no axis is left that it names, that is partitioned, with the stated shardings and the new dimensions in them.
+
+Partition = Callable[[Callable[..., Any], Options, bool], Any]
+
+
+class MappedLater:
+    """A function whose calls wait for `jax.vmap`s; `partition` as special calls have it."""
+
+    def __init__(self, function: PlannedFunction, partition: Partition):
+        self._function, self._partition = function, partition
+        self._calls: dict[Any, _Call] = {}
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree, statics = self._function.given(args, kwargs)
+        call = self._call_of(leaves, tree, statics)
+        traced, captured = call.traced, call.traced.captured
+        results = jax.tree.unflatten(traced.out_tree, traced.region.out_avals)
+        outputs = match_prefix(self._function.options.out_shardings, results, "result", "out_shardings")
+        found = waiting_p.bind(
+            *captured,
+            *(leaf.value for leaf in leaves),
+            region=traced.region,
+            name=self._function.name,
+            in_shardings=(None,) * len(captured) + _stated(leaves, "in_shardings"),
+            out_shardings=_stated(outputs, "out_shardings"),
+            call=call,
+        )
+        return jax.tree.unflatten(traced.out_tree, found)
+
+    def _call_of(self, leaves: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> _Call:
+        """A kind of call, kept unless the function closes over values of an outer trace."""
+        values, mesh = [leaf.value for leaf in leaves], self._function.mesh_of(leaves)
+        key = (mesh, tree, statics.key, tuple(map(jax.typeof, values)), trace_state())
+        if key in self._calls:
+            return self._calls[key]
+
+        def flat(*xs: Any) -> Any:
+            dynamic, named = jax.tree.unflatten(tree, xs)
+            return self._function.traced.inner(statics, mesh)(*dynamic, **named)
+
+        call = _Call(self, mesh, primitives.trace(flat, values))
+        if not any(isinstance(value, jax.core.Tracer) for value in call.traced.captured):
+            self._calls[key] = call
+        return call
+
+    def forget(self) -> None:
+        """Forgets what was traced and partitioned."""
+        self._calls.clear()
+
+    def partitioned(self, mesh: Any, parameters: dict[str, Any]) -> Any:
+        """A mapped function, partitioned."""
+        options = replace(
+            self._function.options.of_derivatives(mesh),
+            in_shardings=parameters["in_shardings"],
+            out_shardings=list(parameters["out_shardings"]),
+        )
+        region = jaxpr_as_fun(parameters["region"])
+
+        def run(*xs: Any) -> list[Any]:
+            return list(region(*xs))
+
+        run.__name__ = f"{parameters['name']} (mapped)"
+        return self._partition(run, options, True)
+
+
+def _stated(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
+    return specs_of([replace(leaf, spec=None) if leaf.spec is AUTO else leaf for leaf in leaves], where)
+
+
+class _Call:
+    """A kind of call: the function traced for it, and what it is partitioned as, by how it is mapped."""
+
+    def __init__(self, of: MappedLater, mesh: Any, traced: primitives.Traced):
+        self._of, self._mesh, self.traced = of, mesh, traced
+        self._made: dict[Any, Any] = {}
+
+    def run(self, key: Any, values: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
+        """The results of a mapped function; `key` says how it is mapped, None where it is another than this."""
+        made = self._made.get(key) or self._of.partitioned(self._mesh, parameters)
+        if key is not None:
+            self._made[key] = made
+        results: Sequence[Any] = made(*values)
+        return results
+
+
+def _batched(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any
+) -> tuple[list[Any], list[int | None]]:
+    call, region = parameters["call"], parameters["region"]
+    changed = mapped(axis_data, dims, parameters)
+    if named_axes(changed["region"]):
+        found = waiting_p.bind(*values, **changed)
+    else:
+        along = (axis_data.name, axis_data.size, axis_data.spmd_name, tuple(dims))
+        found = call.run(along if region is call.traced.region else None, values, changed)
+    are_mapped = mapped_results(region, axis_data, dims)
+    outs = [x if is_mapped else x[0] for x, is_mapped in zip(found, are_mapped, strict=True)]
+    return outs, [0 if is_mapped else None for is_mapped in are_mapped]
+
+
+waiting_p = Primitive("sdy_waiting_for_vmap")
+"""Parameters: the function as a region, its name, a specification or None per operand and result, and its call."""
+waiting_p.multiple_results = True
+waiting_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
+batching.fancy_primitive_batchers[waiting_p] = _batched
+give_derivatives(waiting_p)
+
+
+# Calls that are planned otherwise than they are made: those that read or write `jax.Ref`s, and with tokens, which are
+# planned without them; those that communicate over axes of `jax.vmap`s around them, which are planned mapped; and of
+# symbolic sizes, which are not planned.
 
 Run = Callable[..., Any]
 Ordinary = Callable[[Any, Any], Any]
@@ -56,7 +187,7 @@ class SpecialCalls:
         except NamesMappedAxes:
             return special(self._mapped_later)
         except SymbolicSizes:
-            return special(self._jitted.jit(symbolic_calls.with_stated_shardings(self._function)))
+            return special(self._jitted.jit(special_arguments.with_stated_shardings(self._function)))
         return found
 
     def staged(self, stage: str, ordinary: Ordinary, args: Any, kwargs: Any) -> Any:
@@ -107,9 +238,9 @@ class SpecialCalls:
         self._closed_over += error.refs
 
     def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
-        run = symbolic_calls.with_stated_shardings(self._function)
-        args, kwargs = symbolic_calls.ahead(self._function, args, kwargs)
-        jitted = self._jitted.jit(run, out_shardings=symbolic_calls.of_results(self._function, run, args, kwargs))
+        run = special_arguments.with_stated_shardings(self._function)
+        args, kwargs = special_arguments.ahead(self._function, args, kwargs)
+        jitted = self._jitted.jit(run, out_shardings=special_arguments.of_results(self._function, run, args, kwargs))
         return getattr(jitted, stage)(*args, **kwargs)
 
     def _with_refs(self, of_values: Any, /, *args: Any, **kwargs: Any) -> Any:

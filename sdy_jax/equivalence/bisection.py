@@ -1,28 +1,95 @@
-"""The first wrong value of a partitioned program, in program order.
-
-A partitioned module means something for whole arrays: its collectives do nothing to these, and its ops are ops. So the
-module is its own reference. It runs twice, by XLA on one device and ours on all, with every value as a further result;
-the first op that differs, and also differs when it runs alone on right operands, is wrong. Where both agree and the
-results are wrong, a pass made another program of the user's: the first stage whose module computes something else.
-"""
+"""The first wrong value of a partitioned program, in program order, by values as devices hold them while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import jax
 import numpy as np
 from jax.extend.mlir import ir
+from jax.sharding import PartitionSpec
 
-from sdy_jax.equivalence.comparison import TOLERANCE, Difference, compared, decided_by
-from sdy_jax.equivalence.extraction import extracted
-from sdy_jax.equivalence.more_exact import is_wide, more_exact, rounded_otherwise
-from sdy_jax.equivalence.observation import Observed
-from sdy_jax.equivalence.reference import meaning, results_of
+from sdy_jax.base.jax_calls import jit
+from sdy_jax.equivalence.arrays import cut, joined
+from sdy_jax.equivalence.comparison import (
+    TOLERANCE,
+    Difference,
+    compared,
+    decided_by,
+    is_wide,
+    more_exact,
+    rounded_otherwise,
+)
+from sdy_jax.equivalence.extraction import extracted, meaning, results_of
+from sdy_jax.ir.collectives import BUCKET, COLLECTIVE_OPS, REDUCING, RING
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.ops.emission.emit import local_function_of_ops, used_axes, value_shardings
+from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.plan import Plan
-from sdy_jax.representation.sdy_collectives import BUCKET, COLLECTIVE_OPS, REDUCING, RING
+from sdy_jax.runtime.meshes import RefinedMesh
+
+# Values inside of a partitioned program, as devices hold them while it runs.
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A partitioned module on devices.
+
+    Attributes:
+        graph: the module.
+        mesh: that of the program, and `devices` those it runs on.
+    """
+
+    graph: Graph
+    mesh: Mesh
+    devices: jax.sharding.Mesh
+
+    @cached_property
+    def shardings(self) -> dict[Value, TensorSharding]:
+        """How values lie that are not whole everywhere."""
+        return value_shardings(self.graph)
+
+    @cached_property
+    def refined(self) -> RefinedMesh:
+        """The mesh that the devices' program is on."""
+        found = RefinedMesh.of(self.mesh, used_axes(self.graph), forms_for(self.devices))
+        return found.with_meshes(self.graph.meshes)
+
+    def run(
+        self, ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value], arguments: Sequence[np.ndarray]
+    ) -> list[list[np.ndarray]]:
+        """Runs ops on the blocks of whole arguments. Returns the arrays that devices then hold of each output: one for
+        each group of devices that should hold the same."""
+        given = [cut(x, self.shardings.get(v), self.refined) for x, v in zip(arguments, inputs, strict=True)]
+        local = local_function_of_ops(self.graph, self.refined, ops, inputs, outputs)
+        on_devices = self.refined.to_jax(self.devices.devices)
+        spec = PartitionSpec(on_devices.axis_names)
+
+        def run(*blocks: jax.Array) -> list[jax.Array]:
+            return [x[None] for x in local(*(block[0] for block in blocks))]
+
+        mapped = jax.shard_map(run, mesh=on_devices, in_specs=spec, out_specs=spec, check_vma=False)
+        with jax.enable_x64(True):
+            found = [np.asarray(x) for x in jit(mapped)(*given)]
+        return [self._joined(x, value) for x, value in zip(found, outputs, strict=True)]
+
+    def _joined(self, blocks: np.ndarray, value: Value) -> list[np.ndarray]:
+        blocks = blocks.astype(numpy_dtype(value.dtype), copy=False)
+        return joined(blocks, value.shape or (), self.shardings.get(value), self.refined)
+
+
+# The first wrong value of a partitioned program, in program order.
+#
+# A partitioned module means something for whole arrays: its collectives do nothing to these, and its ops are ops. So
+# the module is its own reference. It runs twice, by XLA on one device and ours on all, with every value as a further
+# result; the first op that differs, and also differs when it runs alone on right operands, is wrong. Where both agree
+# and the results are wrong, a pass made another program of the user's: the first stage whose module computes
+# something else.
 
 _TRIPS = 32
 """How many trips of a loop are looked at. Guessed: what is wrong in a loop is wrong in the first trips."""

@@ -13,22 +13,21 @@ from math import prod
 import jax
 import numpy as np
 
-from sdy_jax.counterparts.reference import traced
-from sdy_jax.equivalence.blocks import cut, joined
+from sdy_jax.base.jax_calls import jit
+from sdy_jax.equivalence.arrays import arguments, cut, draw_of, joined
 from sdy_jax.equivalence.comparison import compared
-from sdy_jax.equivalence.drawing import arguments, draw_of
+from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, function_of
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals.jit import jit
-from sdy_jax.lowering.analysis.factors import dimension_axes, dividing_factors, in_contiguous_blocks
-from sdy_jax.lowering.emission.re_emission import numpy_dtype
-from sdy_jax.lowering.strategies.registry import Shards, strategies_of, summed_in
-from sdy_jax.representation.attributes import rule_from_attribute
-from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
-from sdy_jax.representation.rule import OpShardingRule, factor_symbol
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
+from sdy_jax.ir.rules import OpShardingRule, factor_symbol
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.registry import Shards, strategies_of, summed_in
+from sdy_jax.lowering.planner.facts.factors import dimension_axes, dividing_factors, in_contiguous_blocks
+from sdy_jax.lowering.planner.references.reference import traced
+from sdy_jax.runtime.meshes import RefinedMesh
 
 _MOST_PARTS = 8
 """The most blocks of a factor that are tried. Chosen: kernels are interpreted on CPUs."""

@@ -1,7 +1,8 @@
-"""A job in a process of its own, which has as many virtual CPU devices as the job needs."""
+"""Jobs in a process of their own, `python -m sdy_jax.equivalence.process`, with as many virtual devices as needed."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import re
@@ -12,7 +13,10 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from sdy_jax.equivalence.job import Job, Outcome
+from sdy_jax.equivalence.trial import outcomes
+from sdy_jax.equivalence.verification import Job, Outcome
+
+# A job in a process of its own, which has as many virtual CPU devices as the job needs.
 
 _COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 _FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -47,7 +51,7 @@ def run_in_child(job: Job, timeout: float) -> list[Outcome]:
 
 def _run(folder: Path, first: int, devices: int, timeout: float) -> str:
     """What ended the process before it was done; empty if nothing did."""
-    command = [sys.executable, "-m", "sdy_jax.equivalence.child", str(folder), str(first)]
+    command = [sys.executable, "-m", "sdy_jax.equivalence.process", str(folder), str(first)]
     try:
         done = subprocess.run(command, env=_environment(devices), capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -77,3 +81,28 @@ def _read(path: Path) -> Iterator[Outcome]:
                 yield pickle.load(file)
             except (EOFError, pickle.UnpicklingError):  # the end, or what was being written as the process died
                 return
+
+
+# The process that verifies: `python -m sdy_jax.equivalence.process FOLDER FIRST`.
+#
+# It reads `job` in the folder, and adds each outcome to a file there as soon as it is known: what is written stays,
+# if the process dies.
+
+HOOK = "SDY_JAX_VERIFY_HOOK"
+"""An environment variable, for tests: `module:function`, which is called before anything runs."""
+
+
+def main(folder: Path, first: int) -> None:
+    """Runs the trials from one on."""
+    if hook := os.environ.get(HOOK):
+        module, _, name = hook.partition(":")
+        getattr(importlib.import_module(module), name)()
+    job = pickle.loads((folder / "job").read_bytes())
+    with open(folder / f"outcomes{first}", "wb") as file:
+        for outcome in outcomes(job, first):
+            pickle.dump(outcome, file)
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -11,25 +11,22 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
-from sdy_jax.calls.traced_programs import name_of, options_of
-from sdy_jax.equivalence.in_process import run_here
-from sdy_jax.equivalence.job import Job, Outcome, Trial
 from sdy_jax.equivalence.kernels import verified_kernels
-from sdy_jax.equivalence.meshes import resized, scaled_down, uneven
+from sdy_jax.equivalence.meshes import resized, scaled_down, smaller_arguments, uneven
 from sdy_jax.equivalence.process import run_in_child
-from sdy_jax.equivalence.smaller import smaller_arguments
-from sdy_jax.equivalence.subject import Subjects, is_bound_here, subjects_of
-from sdy_jax.equivalence.verification import Verification, VerifiedCase
+from sdy_jax.equivalence.subject import Subjects, is_bound_here, name_of, options_of, subjects_of
+from sdy_jax.equivalence.trial import run_here
+from sdy_jax.equivalence.verification import Job, Outcome, Trial, Verification, VerifiedCase
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.targets.registry import machines, usual_machines
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import AnyMesh
+from sdy_jax.ir.jax_shardings import AnyMesh
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.target import machines, usual_machines
 from sdy_jax.runtime.devices import lowered_for
 
 _PLANNING = ("optimize_collectives", "uneven", "layouts", "memory", "effort", "recompute", "combine")

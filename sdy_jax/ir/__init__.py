@@ -1,4 +1,4 @@
-"""A module as plain Python objects: ops, values, edges, symbols, source lines, and where shardings are kept.
+"""Meshes, shardings and op sharding rules, the module that carries them, its text and its kernels.
 
-All rooms above read modules through it; inner loops do not touch MLIR's objects.
+All rooms above read modules through `graph`; inner loops do not touch MLIR's objects.
 """

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax.extend.mlir import ir
 
+from sdy_jax.base.tracebacks import is_user_file, lines_of_the_stack
 from sdy_jax.ir.operations import named, pre_order
-from sdy_jax.jax_internals.tracebacks import is_user_file, lines_of_the_stack
 
 T = TypeVar("T")
 

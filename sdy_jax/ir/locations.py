@@ -1,9 +1,5 @@
-"""What an MLIR location says: the user's source line, the library's where one made the op, jax's name and scope of it.
-
-jax writes a name stack, then the frames of the call, innermost first:
-
-    loc("jit(step)/jvp(Net)/Block_0/attention/dot_general"(callsite("Dense.__call__"("/…/site-packages/flax/linear.py"
-        :287:8 to 292:5) at callsite("Attention.__call__"("model.py":13:15 to :46) at ...))))
+"""Source lines are the user's: what an MLIR location says of the line that made an op, and the frames of a call outside
+of this package, which does not count, as jax does not.
 """
 
 from __future__ import annotations
@@ -12,11 +8,83 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FrameType
 from typing import NamedTuple
 
+from jax.extend import source_info_util
 from jax.extend.mlir import ir
+
+from sdy_jax.base.tracebacks import BOUNDARY
+
+# Source lines in plans and profiles are the user's: frames of this package do not count, as those of jax do not.
+
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+"""The folder of this package. Its wings are links in it, and modules are imported through them."""
+
+source_info_util.register_exclusion(PACKAGE)
+
+
+_caller: ContextVar[str] = ContextVar("caller", default="")
+
+
+@contextmanager
+def called_from(place: str) -> Iterator[None]:
+    """Inside, `caller_line` names this place: the caller is no line of Python."""
+    token = _caller.set(place)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+def caller_line() -> str:
+    """`file:line` of the innermost frame outside of this package."""
+    if _caller.get():
+        return _caller.get()
+    frame, _ = _user_frame("sdy_jax")
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_stack_level() -> int:
+    """The `stacklevel`, for a warning by the caller, of the innermost frame outside of this package and jax."""
+    return _user_frame("sdy_jax", "jax")[1]
+
+
+def raising_line(error: BaseException) -> str:
+    """`file:line` of the innermost frame outside of this package and jax in which an error was raised; empty if there
+    is none."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        if not _is_of(traceback.tb_frame, ("sdy_jax", "jax")):
+            found = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def _is_of(frame: FrameType, packages: Sequence[str]) -> bool:
+    module: str = frame.f_globals.get("__name__", "")
+    return module == BOUNDARY or module.split(".")[0] in packages
+
+
+def _user_frame(*packages: str) -> tuple[FrameType, int]:
+    """The innermost frame outside of some packages, and its `stacklevel` for the caller's caller."""
+    frame, level = sys._getframe(2), 1
+    while frame.f_back is not None and _is_of(frame, packages):
+        frame, level = frame.f_back, level + 1
+    return frame, level
+
+
+# What an MLIR location says: the user's source line, the library's where one made the op, jax's name and scope of it.
+#
+# jax writes a name stack, then the frames of the call, innermost first:
+#
+#     loc("jit(step)/jvp(Net)/Block_0/attention/dot_general"(callsite("Dense.__call__"("/…/site-packages/flax/linear.py"
+#         :287:8 to 292:5) at callsite("Attention.__call__"("model.py":13:15 to :46) at ...))))
 
 _FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)+)":(\d+):\d+')
 _NAME = re.compile(r'"((?:[^"\\]|\\.)*)"(?=\(| at |\)|$)')
@@ -29,7 +97,7 @@ _PARTS = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "remat
 STRICT = "sdy_strict."
 """How the name scope of a strict region begins: `sdy_strict.error[model]`."""
 PIPELINE = "sdy_pipeline."
-"""How the name scope of a pipeline begins: `pipelines/schedules/marks.py`."""
+"""How the name scope of a pipeline begins: `annotate/pipeline_schedules.py`."""
 _STRICT = re.compile(r"sdy_strict\.(\w+)\[([^\]]*)\]")
 _BRANCH = re.compile(r"branch_\d+_fun")
 

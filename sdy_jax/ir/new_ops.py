@@ -9,8 +9,8 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_list, store_results
-from sdy_jax.representation.sharding import TensorSharding
 
 
 class Place(NamedTuple):

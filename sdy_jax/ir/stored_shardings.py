@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.operations import COMPUTATIONS, function_type, manual_axes, owning_op, pre_order, rank
-from sdy_jax.representation.attributes import (
+from sdy_jax.ir.attributes import (
     sharding_attributes,
     sharding_from_attribute,
     sharding_to_attribute,
@@ -20,9 +19,9 @@ from sdy_jax.representation.attributes import (
     with_reduction,
     write_reduction,
 )
-from sdy_jax.representation.manual_axes import add_free_axes, erase_manual_axes
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.operations import COMPUTATIONS, function_type, manual_axes, owning_op, pre_order, rank
+from sdy_jax.ir.shardings import TensorSharding, add_free_axes, erase_manual_axes
 
 SINGLE = ("sharding", "out_sharding")
 """Attributes of one sharding, on sdy's own ops."""

@@ -1,4 +1,4 @@
-"""`pipeline`: layers over a mesh axis."""
+"""`pipeline`: layers over a mesh axis, with batches in microbatches and stacks of layers in groups on stages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from sdy_jax.annotate.pipeline_schedules import pipeline_schedule
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import ArgumentError
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.pipelines.arrangement import cut, grouped, joined, ungrouped
-from sdy_jax.pipelines.checks import (
+from sdy_jax.pipelines.different_layers import as_one
+from sdy_jax.pipelines.executor import Grouping
+from sdy_jax.pipelines.program import Program, Values
+from sdy_jax.pipelines.region import (
+    entries_of,
+    entries_without,
+    moved,
+    part_of,
+    region_of,
+    rows_split,
+    with_entries,
+    without,
+)
+from sdy_jax.pipelines.user_functions import (
     Split,
     check_no_keys,
     check_same_length,
@@ -19,14 +33,52 @@ from sdy_jax.pipelines.checks import (
     leaves_of,
     microbatches_of,
     rounds_of,
+    strong,
+    trace_layer,
+    trace_loss,
 )
-from sdy_jax.pipelines.different_layers import as_one
-from sdy_jax.pipelines.explicit_types import part_of, rows_split, without
-from sdy_jax.pipelines.group_passes import Grouping
-from sdy_jax.pipelines.program import Program, Values
-from sdy_jax.pipelines.region import region_of
-from sdy_jax.pipelines.schedules.tables import pipeline_schedule
-from sdy_jax.pipelines.user_functions import strong, trace_layer, trace_loss
+
+# Batches in microbatches, and stacks of layers in groups on stages; and back.
+
+
+def cut(x: Any, microbatches: int) -> Any:
+    """A batch as (microbatches, rows, ...). Microbatch `m` has the rows `m`, `m + microbatches`, ...: each has a part
+    of every block of rows, so a batch that is split over an axis need not move."""
+    rows, (first, *others) = x.shape[0] // microbatches, entries_of(x)
+    parts = with_entries(x.reshape(rows, microbatches, *x.shape[1:]), [first, (), *others])
+    return jnp.swapaxes(parts, 0, 1)
+
+
+def joined(x: Any) -> Any:
+    """What was cut, as a batch."""
+    return with_entries(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), entries_of(x)[1:])
+
+
+def grouped(stack: Any, grouping: Grouping, axis: str, stages: int) -> Any:
+    """A stack of layers as (stages, rounds, depth, ...); where layers are too few, with copies of the last one."""
+    missing = grouping.depth * grouping.groups - grouping.layers
+
+    def arranged(stack: Any) -> Any:
+        if missing:
+            last = jnp.broadcast_to(stack[-1:], (missing, *stack.shape[1:]))
+            stack = jnp.concatenate([stack, last])
+        return jnp.swapaxes(stack.reshape(-1, stages, grouping.depth, *stack.shape[1:]), 0, 1)
+
+    return moved(arranged, stack, [axis, None, None, *entries_without(axis, stack)[1:]])
+
+
+def ungrouped(x: Any, grouping: Grouping, axis: str, stages: int) -> Any:
+    """What stages have, (stages, rounds, microbatches, depth, ...), as (layers, microbatches, ...): split over stages
+    where these divide the layers."""
+
+    def arranged(x: Any) -> Any:
+        ordered = jnp.moveaxis(x, (1, 0, 3, 2), (0, 1, 2, 3))
+        return ordered.reshape(-1, *ordered.shape[3:])[: grouping.layers]
+
+    return moved(arranged, x, [None if grouping.layers % stages else axis, None, *entries_of(x)[4:]])
+
+
+# `pipeline`: layers over a mesh axis.
 
 
 @api_boundary

@@ -14,14 +14,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
 
-from sdy_jax.pipelines.executor import Executor, Head, State, columns_of
-from sdy_jax.pipelines.group_passes import Grouping
+from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table
+from sdy_jax.pipelines.executor import Executor, Grouping, Head, State, columns_of
 from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact, is_inexact
+from sdy_jax.pipelines.loops import Cycle, Slots, cycles, exact_loops, fewest_loops
 from sdy_jax.pipelines.region import Region
-from sdy_jax.pipelines.schedules.loops import Cycle, cycles, exact_loops, fewest_loops
-from sdy_jax.pipelines.schedules.marks import Mark
-from sdy_jax.pipelines.schedules.tables import Kind, Table
-from sdy_jax.pipelines.slots import Slots
 
 
 class Values(NamedTuple):

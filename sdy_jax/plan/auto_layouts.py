@@ -21,14 +21,14 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.specs import padded
 from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
+from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_function_shardings
-from sdy_jax.lowering.proposal.free_border import FreeBorder
-from sdy_jax.lowering.whole_program.memory_errors import GivenUp
-from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts, Measured
+from sdy_jax.lowering.planner.problem.layout_plan import FreeBorder
+from sdy_jax.lowering.planner.search.memory_search import GivenUp
+from sdy_jax.plan.border import AutomaticLayouts, Measured
+from sdy_jax.plan.notices import Tell
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.progress import Tell
 from sdy_jax.plan.usual_layouts import UsualLayouts, carried, largest
-from sdy_jax.representation.sharding import TensorSharding
 
 _SEARCH = 3
 """How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about.

@@ -1,9 +1,11 @@
-"""The plan of a partitioned function: what is sharded how, which collectives run, why, and what could not be split."""
+"""The plan of a partitioned function: what is sharded how, which collectives run, why, and what could not be
+split; and the plans of all its calls.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from sdy_jax.files.whole import whole_file
-from sdy_jax.ir.extensions import Extension
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.estimates.fingerprint import fingerprint_of
+from sdy_jax.base.extensions import Extension
+from sdy_jax.base.files import whole_file
+from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.plan.digests import fingerprint_of
 from sdy_jax.plan.page.page import page_of
+from sdy_jax.plan.pinning.choices import choices_of
+from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.choices import RecordedChoices
-from sdy_jax.plan.record.diff import diff
+from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import refused, save_plan
-from sdy_jax.plan.record.propagation import RecordedPropagation
+from sdy_jax.plan.record.program import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.recording.choices import choices_of
+from sdy_jax.plan.recording.propagation import steps_of
 from sdy_jax.plan.recording.record import record_of
-from sdy_jax.plan.recording.steps import steps_of
-from sdy_jax.python_source.module import PythonModule, python_module
+from sdy_jax.plan.source.module import PythonModule, python_module
 
 FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
 ANALYZE: Extension[Callable[[Plan, tuple[Any, ...], Mapping[str, Any]], Any]] = Extension("analyze")
@@ -243,3 +245,36 @@ def _write(module: PythonModule, path: Path) -> None:
         if module.arrays:
             with whole_file(path.with_suffix(".npz")) as arrays:
                 np.savez(arrays, **module.arrays)  # type: ignore[arg-type]
+
+
+# The plans of a partitioned function's calls, and of the functions that compute their derivatives.
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """The plan for calls of one signature. Iterating over it gives it and all plans below.
+
+    Attributes:
+        plan: the plan; its name says which function it is of: `mlp`, `mlp (forward of the derivative)`,
+            `mlp (backward)`, `mlp (tangents)`, `mlp (with tangents)`.
+        derivatives: those of the functions that calls of this signature run where they are differentiated, as far as
+            they have been planned. They have derivatives in turn.
+    """
+
+    plan: Plan
+    derivatives: tuple[CallPlan, ...] = ()
+
+    @property
+    def signature(self) -> str:
+        """The arguments with their types: `x: f32[64@data,128], w: f32[128,512@model]`."""
+        return ", ".join(f"{value.path}: {value.type}" for value in self.plan.arguments)
+
+    def __iter__(self) -> Iterator[Plan]:
+        yield self.plan
+        for call in self.derivatives:
+            yield from call
+
+    def __str__(self) -> str:
+        """One line per plan, those of derivatives indented."""
+        lines = [self.plan.headline, *(line for call in self.derivatives for line in str(call).splitlines())]
+        return "\n  ".join(lines)

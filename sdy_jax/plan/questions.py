@@ -1,35 +1,32 @@
-"""What can be asked of a plan: why a value lies as it does, why not otherwise, why a collective runs, what is dear.
-
-Planning keeps nothing for this but the choice itself; what is needed is made when the first question is asked.
+"""What can be asked of a plan: why a value lies as it does, why not otherwise, why a collective runs, what is
+dear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from sdy_jax.base.extensions import Extension
+from sdy_jax.base.tracebacks import api_boundary
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.extensions import Extension
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals.tracebacks import api_boundary
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.interface.notes import Note
-from sdy_jax.lowering.interface.outcomes import InParts, NotHeld
-from sdy_jax.plan.explanations.annotation_origins import StatedBorder
-from sdy_jax.plan.explanations.chains import Why
-from sdy_jax.plan.explanations.checkpoint_names import checkpoint_names
-from sdy_jax.plan.explanations.layout_reason import LayoutReason
-from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReasons
-from sdy_jax.plan.explanations.why import Explanation, given_arguments
+from sdy_jax.ir.type_text import type_text
+from sdy_jax.lowering.planner.report import CollectiveRecord, InParts, Note, NotHeld
+from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReason, LayoutReasons
+from sdy_jax.plan.explanations.naming import checkpoint_names
+from sdy_jax.plan.explanations.origins import StatedBorder
+from sdy_jax.plan.explanations.why import Explanation, Why, given_arguments
 from sdy_jax.plan.explanations.why_collective import is_collective, why_collective
 from sdy_jax.plan.explanations.why_not import WhyNot
-from sdy_jax.plan.facts import PlanFacts
+from sdy_jax.plan.figures import Figures, PlanFacts
 from sdy_jax.plan.record.program import RecordedCollective
-from sdy_jax.representation.type_text import type_text
+
+# Planning keeps nothing for this but the choice itself; what is needed is made when the first question is asked.
 
 WHY_NOT_LAYOUT: Extension[Callable[[Any, str, PartitionSpec], WhyNot]] = Extension("why_not_layout")
 
@@ -180,3 +177,11 @@ class Questions(PlanFacts):
         for reason in self._reasons.of(frozenset(map(self.explanation.naming.mark, found))):
             texts = (origins[change.proposed] for change in reason.changed if change.proposed in origins)
             yield replace(reason, origins=tuple(dict.fromkeys(texts)))
+
+
+# All that a plan says: its figures, and its answers to questions.
+
+
+@dataclass(frozen=True, repr=False)
+class Answers(Questions, Figures):
+    """A plan before it is recorded: what records are made of."""

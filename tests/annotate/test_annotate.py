@@ -16,7 +16,7 @@ from sdy_oracle import run_passes
 
 import sdy_jax as sdy
 from sdy_jax.annotate.arguments import abstracted, argument_leaves
-from sdy_jax.annotate.traced_program import Border, from_function
+from sdy_jax.annotate.program import Border, from_function
 from sdy_jax.ir.locations import source_line
 from sdy_jax.testing import assert_same
 

@@ -22,7 +22,7 @@ from partitioned_ops import PLANE, setting
 from uneven_blocks import PARTITIONED, assert_close, normal, split
 
 import sdy_jax as sdy
-from sdy_jax.jax_internals.asked_devices import with_devices_of
+from sdy_jax.base.jax_tracing import with_devices_of
 
 backend = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 FUNCTIONS = paged_attention, ragged_paged_attention

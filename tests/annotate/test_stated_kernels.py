@@ -15,10 +15,9 @@ from jax.sharding import PartitionSpec as P
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.ir.constant_values import ConstantValues
-from sdy_jax.ir.custom_ops import KERNEL, calls_of_functions
+from sdy_jax.annotate.kernels import ConstantValues
+from sdy_jax.ir.custom_ops import KERNEL, calls_of_functions, stated_work
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.stated_work import stated_work
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 B, H, T, D = 8, 4, 1024, 128

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 from sdy_jax.errors import SdyError
 
 TEXT = """

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls.donation import deleting_donated
+from sdy_jax.calls.argument_placement import deleting_donated
 from sdy_jax.calls.options import Options
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)

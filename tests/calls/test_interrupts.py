@@ -23,7 +23,7 @@ from places import ROOT
 import sdy_jax as sdy
 from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.ir.operations import pre_order
-from sdy_jax.plan.garbage import collection_paused
+from sdy_jax.plan.build import collection_paused
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 X, W = jnp.ones((8, 16)), jnp.linspace(0, 1, 256).reshape(16, 16)

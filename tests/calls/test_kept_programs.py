@@ -13,8 +13,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kept_plans import MESH, SPECS, W, X, partitioned
 
-from sdy_jax.calls import kept_program, planned_call
-from sdy_jax.plan.cache.folder import FOLDER, MODULE
+from sdy_jax.calls import planned_call
+from sdy_jax.calls.transformations import program_ops
+from sdy_jax.plan.cache.key import FOLDER, MODULE
 
 AXES = ("data", "model")
 TURNED = jax.sharding.Mesh(np.array(jax.devices()[:8])[::-1].reshape(2, 4), AXES)
@@ -292,7 +293,7 @@ def test_without_its_plan_a_program_is_found_again_once_this_is_made(folder, emi
 def test_a_folder_that_can_no_longer_be_written_is_said(folder, monkeypatch):
     run = of()
     run.plan(W, X)
-    monkeypatch.setattr(kept_program.EmittedEntry, "write", _refuse)
+    monkeypatch.setattr(program_ops.EmittedEntry, "write", _refuse)
     with pytest.warns(UserWarning, match="programs cannot be kept in .*kept: No space left"):
         found = run(W, X)
     np.testing.assert_allclose(found, network(W, X), rtol=1e-4, atol=1e-4)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.jax_internals.platform_rules import PORTABLE, rules_for
+from sdy_jax.base.jax_lowering import PORTABLE, rules_for
 
 MESH = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
 SIZES = np.array([10, 20, 30, 4], np.int32)

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.jax_internals.contexts import context_mesh
+from sdy_jax.base.jax_tracing import context_mesh
 
 JITS = (sdy.partition, jax.jit)
 MESHES = {

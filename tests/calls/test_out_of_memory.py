@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from places import ROOT
 
 import sdy_jax as sdy
-from sdy_jax.calls.dispatch import Dispatch
+from sdy_jax.calls.argument_placement import Dispatch
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 WEIGHTS = {"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}

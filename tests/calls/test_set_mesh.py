@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.strategies import sorting
+from sdy_jax.lowering.ops import sorting
 
 X = jnp.asarray(np.random.default_rng(3).standard_normal((8, 16)), jnp.float32)
 

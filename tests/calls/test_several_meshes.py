@@ -13,9 +13,8 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.calls import planned_function
-from sdy_jax.lowering.blocking import partition as blocking
-from sdy_jax.plan.estimates.compared_meshes import ComparedMesh
-from sdy_jax.plan.estimates.estimated_time import EstimatedTime
+from sdy_jax.lowering.planner import plan_program as blocking
+from sdy_jax.plan.estimates import ComparedMesh, EstimatedTime
 
 MESHES = [LINE, PLANE]
 

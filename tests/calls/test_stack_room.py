@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sdy_jax.calls.stack_room import with_room
+from sdy_jax.calls.planned_function import with_room
 
 CALLS, DEPTHS = 500, range(300)
 

@@ -17,8 +17,8 @@ from places import HELPERS, ROOT
 from stages import STAGES, assert_stages_run
 
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
-from sdy_jax.text.modules import split_modules
+from sdy_jax.cli.main import main
+from sdy_jax.ir.text.modules import split_modules
 
 REFERENCE = [text for text in split_modules((HELPERS / "sdy_reference.mlir").read_text()) if "@main" in text]
 

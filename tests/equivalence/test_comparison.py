@@ -5,19 +5,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sdy_jax.equivalence.blocks import cut, joined
+from sdy_jax.calls.loading.load import loads
+from sdy_jax.equivalence.arrays import arguments, cut, joined
 from sdy_jax.equivalence.comparison import compared, decided_by
-from sdy_jax.equivalence.drawing import arguments
-from sdy_jax.equivalence.job import Fault
 from sdy_jax.equivalence.meshes import resized, scaled_down, uneven
 from sdy_jax.equivalence.trial import _outcome_of
+from sdy_jax.equivalence.verification import Fault
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.loading.load import loads
-from sdy_jax.passes.inline_calls import inline_calls
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.runtime.meshes import RefinedMesh
+from sdy_jax.shardy.passes.calls import inline_calls
 
 ONE = np.float32([1.0])
 

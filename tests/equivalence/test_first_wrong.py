@@ -11,13 +11,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.equivalence import more_exact, reference
-from sdy_jax.equivalence.alone import difference_alone
+from sdy_jax.equivalence import comparison, extraction
 from sdy_jax.equivalence.bisection import WrongStage, first_wrong
 from sdy_jax.equivalence.comparison import compared
-from sdy_jax.equivalence.culprit import fault_of
-from sdy_jax.equivalence.reproducer import reproducer_of_op
-from sdy_jax.lowering.emission.local_op import EMITTERS
+from sdy_jax.equivalence.faults import difference_alone, fault_of, reproducer_of_op
+from sdy_jax.lowering.ops.registry import EMITTERS
 
 X = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((16, 32)).astype(np.float32)
@@ -101,13 +99,13 @@ def test_a_wrong_op_in_a_branch_in_a_loop_is_named_with_both(mesh, monkeypatch):
 
 def test_an_op_that_xla_has_wrong_on_one_device_is_xlas_mistake(mesh, monkeypatch):
     plan, differs = planned(mesh, jnp.tanh, P("data"), (X,))
-    right = reference.run_plain
+    right = extraction.run_plain
 
     def wrong(*args, **kwargs):
         return [x + 1 if x.dtype == np.float32 else x for x in right(*args, **kwargs)]
 
-    monkeypatch.setattr(reference, "run_plain", wrong)
-    monkeypatch.setattr(more_exact, "run_plain", wrong)
+    monkeypatch.setattr(extraction, "run_plain", wrong)
+    monkeypatch.setattr(comparison, "run_plain", wrong)
     fault = fault_of(first_wrong(plan, mesh, [X], differs), plan)
     assert (fault.op, fault.culprit) == ("stablehlo.tanh", "XLA")
     assert "differs between one device and several by jit alone" in fault.evidence

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from norm_kernel import norm
 
 import sdy_jax as sdy
-from sdy_jax.equivalence.job import Job, Subject, Trial
 from sdy_jax.equivalence.process import run_in_child
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.equivalence.verification import Job, Subject, Trial
+from sdy_jax.ir.meshes import Mesh
 
 ABSTRACT = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 X = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)

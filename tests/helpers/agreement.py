@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, op
 
 import sdy_jax as sdy
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 MERGING = "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner"

@@ -4,10 +4,10 @@ import math
 
 from jax.extend.mlir import ir
 
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.representation.attributes import sharding_from_attribute
-from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import collective_from_attributes
+from sdy_jax.ir.attributes import sharding_from_attribute
+from sdy_jax.ir.collectives import collective_from_attributes
+from sdy_jax.ir.meshes import axes_size
+from sdy_jax.lowering.targets.cost_model import CostModel
 
 COSTS = CostModel()
 

@@ -8,7 +8,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from sdy_jax.lowering.model.program_model import ProgramModel
+from sdy_jax.lowering.planner.problem.program_model import ProgramModel
 
 
 def by_trying_everything(model: ProgramModel) -> float:

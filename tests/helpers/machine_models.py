@@ -11,8 +11,7 @@ import pytest
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
 from sdy_jax.lowering.targets.family import Arrays
-from sdy_jax.lowering.targets.registry import machines
-from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.targets.target import Target, machines
 
 DEVICES = ("tpu v5e", "h100")
 """Machines."""

@@ -124,7 +124,7 @@ _CHANGES = (_drop, _copy, _replace, _replace, _stray, _number, _number, _cut)
 
 
 def _opt(path: Path, text: str, passes: str = "") -> tuple[int, str, str]:
-    from sdy_jax.commands.cli import main
+    from sdy_jax.cli.main import main
 
     path.write_text(text, encoding="utf-8", newline="")
     out, err = io.StringIO(), io.StringIO()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.strategies import shards
+from sdy_jax.lowering.ops import shards
 
 
 def _poison(dtype: Any) -> jax.Array:

@@ -13,21 +13,18 @@ from machine_models import small_costs
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.emission.emit import local_function, used_axes
-from sdy_jax.lowering.emission.re_emission import numpy_dtype
-from sdy_jax.lowering.interface.policy import Policy
-from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
+from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.planner.plan_program import partition_whole
+from sdy_jax.lowering.planner.report import PartitionReport
+from sdy_jax.lowering.planner.setting import Policy, Setting
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.lowering.whole_program.partition import partition_whole
-from sdy_jax.passes import run_pipeline
-from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
-from sdy_jax.passes.propagate import user_priority_propagate
-from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
-from sdy_jax.runtime.forms import Forms
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.runtime.meshes import Forms, RefinedMesh
+from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, plan_import, run_pipeline
+from sdy_jax.shardy.passes.propagation import user_priority_propagate
 
 LOCAL = Policy(layouts="local")
 """Layouts are chosen op by op."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sharding_dump import parse, plain_text
 
-from sdy_jax.commands.optimize import optimize
-from sdy_jax.partitioning.chains import chains
-from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
+from sdy_jax.cli.opt import optimize
+from sdy_jax.ir.collectives import COLLECTIVE_OPS
+from sdy_jax.lowering.planner.stages.reshards import chains
 
 
 def ours(text: str, passes: str) -> str:

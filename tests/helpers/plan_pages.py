@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 SPECS, BEFORE = {"up": P(None, "model"), "down": P("model")}, {"up": P(), "down": P("model")}

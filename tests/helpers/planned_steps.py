@@ -8,15 +8,14 @@ from partitioned_ops import CUBE, LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.model.model_builder import planning_problem
-from sdy_jax.lowering.prepare.preparation import prepared
-from sdy_jax.lowering.solve.choices import Choices
+from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.problem.planning_problem import planning_problem
+from sdy_jax.lowering.planner.rewrites.preparation import prepared
+from sdy_jax.lowering.planner.search.layout_search import best_choice
+from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, plan_of
+from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.lowering.planner.solve.improvement import Choices
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
-from sdy_jax.lowering.whole_program.plan_reader import plan_of
-from sdy_jax.lowering.whole_program.work_prices import best_choice
 
 
 class Program:

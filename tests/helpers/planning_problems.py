@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from sdy_jax.lowering.solve.solver import Ports, Problem
+from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem
 
 
 def small_problem(rng: random.Random, nodes: int) -> Problem:

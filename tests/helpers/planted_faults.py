@@ -17,14 +17,14 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.ir.extensions import load_extensions
-from sdy_jax.lowering.blocking import partition as blocking
-from sdy_jax.lowering.collectives import data_movement, lax_collectives, rings
-from sdy_jax.lowering.emission import redistribute
-from sdy_jax.lowering.emission.local_op import EMITTERS
-from sdy_jax.lowering.strategies import creation, cumulative, indexing, reduction, scatter, sorting, top_k
-from sdy_jax.op_rules.registry import RULES
-from sdy_jax.representation.sdy_collectives import BUCKET
+from sdy_jax.base.extensions import load_extensions
+from sdy_jax.ir.collectives import BUCKET
+from sdy_jax.lowering.ops import elementwise, gather_scatter, reductions, sorting
+from sdy_jax.lowering.ops.collectives import movement, packing, rings
+from sdy_jax.lowering.ops.emission import redistribution
+from sdy_jax.lowering.ops.registry import EMITTERS
+from sdy_jax.lowering.planner import plan_program as blocking
+from sdy_jax.shardy.rules.registry import RULES
 
 NAME = "PLANTED_FAULT"
 """The environment variable that names the mistake."""
@@ -75,7 +75,7 @@ def _replaced(holder: Any, name: str, made: Callable[[Any], Any]) -> Callable[[]
 FAST = sdy.CostModel(latency=1e-7, flop=1e-11, bandwidth={"x": 1e9, "y": 1e9}, memory=1e-13)
 """A machine on which products take about as long as sending what they take."""
 
-_COMBINING, _MOVING = lax_collectives._COMBINING, lax_collectives._MOVING
+_COMBINING, _MOVING = packing._COMBINING, packing._MOVING
 
 
 def _sum(x):
@@ -188,14 +188,14 @@ PLANTED = {
         _replaced(_MOVING, "all_slice", _next_part), lambda x: jnp.tanh(x), "sdy.all_slice", specs=P(), out=P("x")
     ),
     "transposed all_to_all": Planted(
-        _replaced(lax_collectives, "all_to_all", _transposed_chunks),
+        _replaced(packing, "all_to_all", _transposed_chunks),
         lambda x: jnp.tanh(x),
         "sdy.all_to_all",
         specs=P("x"),
         out=P(None, "x"),
     ),
     "nothing permuted": Planted(
-        _replaced(data_movement, "collective_permute", lambda _: lambda x, *_: x),
+        _replaced(movement, "collective_permute", lambda _: lambda x, *_: x),
         lambda x: jnp.tanh(x),
         "sdy.collective_permute",
         specs=P("x", "y"),
@@ -203,12 +203,12 @@ PLANTED = {
         sizes=(2, 2),
     ),
     "strip off by one": Planted(
-        _replaced(redistribute._Blocks, "_strip_of", _moved_strip),
+        _replaced(redistribution._Blocks, "_strip_of", _moved_strip),
         lambda x: x[1:7] * 2,
         "stablehlo.slice",
     ),
     "wrong halo": Planted(
-        _replaced(redistribute, "redistribute", lambda right: lambda *args: jnp.roll(right(*args), 1, args[2])),
+        _replaced(redistribution, "redistribute", lambda right: lambda *args: jnp.roll(right(*args), 1, args[2])),
         lambda x: lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), ((1, 1), (0, 0))),
         "stablehlo.reduce_window",
     ),
@@ -225,13 +225,13 @@ PLANTED = {
         dtypes=("float32", "int32"),
     ),
     "missing mask": Planted(
-        _replaced(reduction, "mask_padding", lambda _: lambda local, operand, x, *_: x),
+        _replaced(reductions, "mask_padding", lambda _: lambda local, operand, x, *_: x),
         lambda x: (x * x + 2).prod(0),
         "stablehlo.reduce",
         ((7, 16),),
     ),
     "wrong identity": Planted(
-        _replaced(reduction, "identity", lambda _: lambda kind, dtype: np.float32(0)),
+        _replaced(reductions, "identity", lambda _: lambda kind, dtype: np.float32(0)),
         lambda x: (-jnp.exp(x)).max(0),
         "stablehlo.reduce",
         ((7, 16),),
@@ -243,13 +243,13 @@ PLANTED = {
     ),
     "totals before a shard forgotten": Planted(
         _replaced(
-            cumulative, "_gathered", lambda _: lambda local, along, total, neutral: jnp.full_like(total, neutral)
+            reductions, "_gathered", lambda _: lambda local, along, total, neutral: jnp.full_like(total, neutral)
         ),
         lambda x: jnp.cumsum(x, 0),
         "stablehlo.reduce_window",
     ),
     "rows of others not masked": Planted(
-        _replaced(indexing, "_masked", lambda _: lambda found, *_: found),
+        _replaced(gather_scatter, "_masked", lambda _: lambda found, *_: found),
         lambda x, i: x[i],
         "stablehlo.gather",
         ((64,), (5,)),
@@ -257,7 +257,7 @@ PLANTED = {
         dtypes=("float32", "int32"),
     ),
     "scattered onto every shard's copy": Planted(
-        _replaced(scatter, "_leader_keeps", lambda _: lambda local, inputs, axes: list(inputs)),
+        _replaced(gather_scatter, "_leader_keeps", lambda _: lambda local, inputs, axes: list(inputs)),
         lambda x, i, y: x.at[i].add(y),
         "stablehlo.scatter",
         ((4,), (64,), (64,)),
@@ -265,7 +265,7 @@ PLANTED = {
         dtypes=("float32", "int32", "float32"),
     ),
     "counted from zero on every shard": Planted(
-        _replaced(creation, "offset", lambda _: lambda *_: np.int32(0)),
+        _replaced(elementwise, "offset", lambda _: lambda *_: np.int32(0)),
         lambda x: lax.broadcasted_iota(jnp.float32, (8, 16), 0) * x,
         "stablehlo.iota",
     ),
@@ -277,7 +277,7 @@ PLANTED = {
         out=P("x"),
     ),
     "local numbers of the largest": Planted(
-        _replaced(top_k, "offset", lambda _: lambda *_: np.int32(0)),
+        _replaced(sorting, "offset", lambda _: lambda *_: np.int32(0)),
         lambda x: lax.top_k(x, 2),
         "chlo.top_k",
         ((16,),),
@@ -313,7 +313,7 @@ PLANTED = {
         "stablehlo.reduce",
     ),
     "a difference turned around by a pass": Planted(
-        _replaced(blocking, "partition_as_written", _swapped_operands), lambda x: x - 2 * x * x, "`result`"
+        _replaced(blocking, "partition_whole", _swapped_operands), lambda x: x - 2 * x * x, "`result`"
     ),
 }
 """By what they are called."""

@@ -13,8 +13,8 @@ import jax
 import pods
 
 import sdy_jax as sdy
-from sdy_jax.commands.literals import parse_mesh
-from sdy_jax.commands.topology import Topology, compiled_report, prepare
+from sdy_jax.cli.arguments import parse_mesh
+from sdy_jax.cli.devices import Topology, compiled_report, prepare
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 

@@ -27,7 +27,7 @@ from places import ROOT
 
 import sdy_jax as sdy
 from sdy_jax.calls import planned_call
-from sdy_jax.plan.estimates.fingerprint import digest
+from sdy_jax.plan.digests import digest
 
 HEARTBEAT = 4
 """Seconds after which a process that is gone is missed."""

@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 
 PROGRAM = """\
 sdy.mesh @mesh = <["x"=2, "y"=4]>

@@ -17,7 +17,7 @@ from random_programs import RandomProgram
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.planner.setting import Policy
 
 XLA_FAILS = {
     r"stablehlo\.scatter\".* scatter_dims_to_operand_dims = \[\],": "XLA's scatter to no index",

@@ -16,16 +16,15 @@ from typing import Any
 
 import pytest
 
+from sdy_jax.base.extensions import load_extensions
+from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.custom_ops import CALLBACK
-from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.candidates import choice
-from sdy_jax.lowering.candidates.op_problem import Decision, OpProblem
-from sdy_jax.lowering.emission.emit import _Emission
-from sdy_jax.lowering.emission.local_op import EMITTERS
-from sdy_jax.lowering.insert.decisions import Decisions
-from sdy_jax.lowering.strategies.registry import STRATEGIES, Strategy
-from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
+from sdy_jax.lowering.ops.emission.emit import _Emission
+from sdy_jax.lowering.ops.registry import EMITTERS, STRATEGIES, Strategy
+from sdy_jax.lowering.planner.placement import decisions as choice
+from sdy_jax.lowering.planner.placement.decisions import Decisions
+from sdy_jax.lowering.planner.problem.op_problem import Decision, OpProblem
 
 KINDS = ("ops", "strategies", "steps")
 _LOCAL = ("mesh.", "shard.", "scf.", "arith.", "tensor.", CALLBACK)

@@ -2,8 +2,8 @@
 
 import re
 
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.shardings import TensorSharding
 
 
 def axes(text):

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from sdy_jax.lowering.strips.relayout import change
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.reshard.relayouts import change
 
 JUNK = -(10**9)
 """What padding holds. Blocks of dimensions that do not divide are padded at the end."""

@@ -6,9 +6,9 @@ from jax.extend.mlir import ir, passmanager
 from jax.interpreters import mlir
 from random_programs.tensors import Case
 
+from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.graph import Graph
-from sdy_jax.op_rules import RuleBook
-from sdy_jax.representation.attributes import rule_from_attribute
+from sdy_jax.shardy.rules import RuleBook
 
 
 def function_of(case: Case, number: int) -> str:

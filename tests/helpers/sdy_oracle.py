@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdy_jax.passes import Pass
+from sdy_jax.shardy.passes.registry import Pass
 
 _ON_FUNCTIONS = {
     "sdy-constant-or-scalar-merger",

@@ -11,9 +11,9 @@ from typing import Any
 
 from jax._src.interpreters import mlir
 
-from sdy_jax.jax_internals import tracing
+from sdy_jax.base import jax_tracing
 
-_TRACED = tracing.trace_and_lower.__code__
+_TRACED = jax_tracing.trace_and_lower.__code__
 _new_context = mlir.make_ir_context
 _shared: list[Any] = []
 

@@ -6,9 +6,7 @@ import collections
 
 import numpy as np
 
-from sdy_jax.lowering.strips.wants import (
-    block_length,
-)
+from sdy_jax.lowering.reshard.strip_reads import block_length
 
 FILL = -7.0
 

@@ -1,7 +1,7 @@
 """Compiling for TPUs that are not there, and a pytest plugin that compiles so what the op tests partition.
 
     export ALLOW_MULTIPLE_LIBTPU_LOAD=1 TPU_SKIP_MDS_QUERY=1 PYTHONPATH=tests/helpers
-    pytest -p tpu_plugin tests/lowering/strategies/test_strategies.py
+    pytest -p tpu_plugin tests/lowering/ops/test_strategies.py
 
 Needs libtpu. With the plugin `assert_same` plans as ever, for eight virtual CPU devices, but compiles the partitioned
 program for a slice of TPUs instead of comparing numbers; it asks for what the TPU compiler does for `jax.jit`.
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 import sdy_jax as sdy
 from sdy_jax import testing
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.plan import Plan
 
 SLICES = {8: "v5e:2x4", 16: "v5e:4x4"}

@@ -27,11 +27,11 @@ from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
 from written_collectives import workloads
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives import reductions
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo import collectives_in_hlo
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.runtime.meshes import RefinedMesh
 
 LAYOUTS = {"8": ((8,), ("a",)), "2x4": ((2, 4), ("a", "b")), "2x2x2": ((2, 2, 2), ("a", "b", "c"))}
 WORDS = np.zeros((64, 32), np.float32)

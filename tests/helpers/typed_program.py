@@ -1,6 +1,6 @@
 """What a type checker says of annotated functions: the comment at each line, of types the last part of their names.
 
-tests/representation/test_types.py compares; nothing here runs.
+tests/ir/test_types.py compares; nothing here runs.
 """
 
 from typing import reveal_type

@@ -26,7 +26,7 @@ from python_modules import Modules, assert_alike
 
 import sdy_jax as sdy
 from sdy_jax.calls.planned_call import PlannedCall
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 
 sys.path.insert(0, str(ROOT / "examples"))
 import train_lm

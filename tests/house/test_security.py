@@ -16,12 +16,12 @@ from jax import export
 from places import ROOT
 
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 
 LOADED = """
 import sys, io, contextlib
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 
 def load_all():
     sdy.partition(sdy.load("m.mlir")).plan

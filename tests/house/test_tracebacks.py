@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from places import ROOT
 
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
+from sdy_jax.cli.main import main
 
 X = jnp.ones((8, 8))
 

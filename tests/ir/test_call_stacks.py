@@ -8,8 +8,8 @@ import pytest
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.call_stacks import CallFrame, call_stack, called_through, callers, inside_of, locate_bodies
-from sdy_jax.ir.context import new_context
 from sdy_jax.ir.operations import named
+from sdy_jax.ir.text.modules import new_context
 
 PRODUCT = CallFrame("model.py", "Dense.__call__", 7, 15, 9, 4)
 STEP = CallFrame("train.py", "step.<locals>.<lambda>", 20, 4, 20, 30)

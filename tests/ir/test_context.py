@@ -9,8 +9,8 @@ import pytest
 
 _PROGRAM = """
 import os, signal
-from sdy_jax.ir.context import new_context
-from sdy_jax.text.modules import parse_module
+from sdy_jax.ir.text.modules import new_context
+from sdy_jax.ir.text.modules import parse_module
 
 text = "".join(f"func.func @f{i}(%0: tensor<8xf32>) -> tensor<8xf32> {{ return %0 : tensor<8xf32> }}" for i in range(8))
 parse_module(text, new_context())

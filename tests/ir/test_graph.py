@@ -7,8 +7,8 @@ from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import text_of_constant
+from sdy_jax.ir.parsers import parse_sharding
 from sdy_jax.ir.stored_shardings import function_sharding, function_shardings, set_function_shardings
-from sdy_jax.representation.text import parse_sharding
 
 _DIAMOND = """
 func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>) {

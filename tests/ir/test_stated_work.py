@@ -6,9 +6,9 @@ import pytest
 from sharding_dump import parse
 
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.custom_ops import Share, StatedWork, stated_work
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import named
-from sdy_jax.ir.stated_work import Share, StatedWork, stated_work
 
 _CALL = """
 func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {

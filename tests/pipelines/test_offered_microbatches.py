@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls import trials
+from sdy_jax.calls import meshes
 
 STAGES, DATA, WIDTH = 4, 2, 8
 OFFERED = (2, 4, 8)
@@ -101,7 +101,7 @@ def test_a_number_that_does_not_fit_is_not_taken() -> None:
 @pytest.mark.more("ties")
 def test_of_equal_plans_the_first_is_taken() -> None:
     plans = [SimpleNamespace(rank=(False, time)) for time in (2.0, 1.0, 1.0)]
-    number, plan, compared = trials.best_of(3, plans.__getitem__, lambda number, plan: plan, lambda *_: None)  # type: ignore
+    number, plan, compared = meshes.best_of(3, plans.__getitem__, lambda number, plan: plan, lambda *_: None)  # type: ignore
     assert (number, plan, compared) == (1, plans[1], tuple(plans))
 
 

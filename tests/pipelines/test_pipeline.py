@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.pipelines.schedules.tables import SCHEDULES
+from sdy_jax.annotate.pipeline_schedules import SCHEDULES
 
 WIDTH = 6
 RNG = np.random.default_rng(3)

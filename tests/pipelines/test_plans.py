@@ -14,9 +14,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.pipelines.schedules.marks import Mark, mark_in
-from sdy_jax.pipelines.schedules.tables import SCHEDULES, Kind, pipeline_schedule
-from sdy_jax.plan.record.pipelines import RecordedPipeline
+from sdy_jax.annotate.pipeline_schedules import SCHEDULES, Kind, Mark, mark_in, pipeline_schedule
+from sdy_jax.plan.record.program import RecordedPipeline
 
 WIDTH = 8
 WEIGHTS = {"w": jax.ShapeDtypeStruct((8, WIDTH, WIDTH), jnp.float32)}

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 import sdy_jax as sdy
 from sdy_jax.pipelines import user_functions
-from sdy_jax.pipelines.weight_types import type_read
+from sdy_jax.pipelines.user_functions import type_read
 
 HALF = jnp.bfloat16
 X = np.linspace(-1, 1, 48).reshape(8, 6).astype(HALF)

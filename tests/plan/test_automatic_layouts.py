@@ -18,14 +18,12 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.planner.search.memory_search import GivenUp
 from sdy_jax.lowering.targets import target
-from sdy_jax.lowering.whole_program.memory_errors import GivenUp
-from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan import auto_layouts, build
-from sdy_jax.plan.border.border_specs import pasted
-from sdy_jax.plan.expert_parallel import expert_parallel
-from sdy_jax.plan.tensor_parallel import tensor_parallel
-from sdy_jax.plan.usual_layouts import UsualLayouts
+from sdy_jax.plan.border import pasted
+from sdy_jax.plan.usual_layouts import UsualLayouts, expert_parallel, tensor_parallel
+from sdy_jax.shardy.rules import RuleBook
 
 AXES = {"line": LINE, "plane": PLANE}
 OPTIMIZER = optax.adamw(1e-2)

@@ -9,8 +9,8 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError
-from sdy_jax.passes import Pass
-from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
+from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, plan_import
+from sdy_jax.shardy.passes.registry import Pass
 
 MESH = jax.make_mesh((4,), ("x",))
 X = np.ones((8, 4), np.float32)

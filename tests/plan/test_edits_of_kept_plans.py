@@ -9,7 +9,7 @@ from plan_edits import MLP, planned
 
 import sdy_jax as sdy
 from sdy_jax.plan.cache import key
-from sdy_jax.plan.cache.folder import FOLDER
+from sdy_jax.plan.cache.key import FOLDER
 
 
 class Edit(NamedTuple):

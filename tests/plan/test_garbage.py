@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sdy_jax.plan import garbage
-from sdy_jax.plan.garbage import collection_paused
+from sdy_jax.plan import build
+from sdy_jax.plan.build import collection_paused
 
 
 class Linked:
@@ -21,11 +21,11 @@ class Linked:
 
 @pytest.fixture(autouse=True)
 def none_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    are_frozen = gc.get_freeze_count() > garbage._OF_PYTHON
+    are_frozen = gc.get_freeze_count() > build._OF_PYTHON
     gc.unfreeze()
     gc.collect()
-    monkeypatch.setattr(garbage, "_waiting", 0)
-    monkeypatch.setattr(garbage, "_others_freeze", False)
+    monkeypatch.setattr(build, "_waiting", 0)
+    monkeypatch.setattr(build, "_others_freeze", False)
     yield
     (gc.freeze if are_frozen else gc.unfreeze)()
 
@@ -49,7 +49,7 @@ def test_a_plans_objects_are_not_looked_through_when_it_is_done() -> None:
 
 
 def test_once_many_wait_all_are_looked_through_before_more_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage, "_MANY", 25_000)
+    monkeypatch.setattr(build, "_MANY", 25_000)
     kept, seen = list[list[weakref.ref[Linked]]](), []
     for _ in range(4):
         with collection_paused():
@@ -59,7 +59,7 @@ def test_once_many_wait_all_are_looked_through_before_more_are_made(monkeypatch:
 
 
 def test_what_makes_very_many_objects_is_looked_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage, "_MANY", 1000)
+    monkeypatch.setattr(build, "_MANY", 1000)
     with collection_paused():
         found = circles(5000)
     list(map(list, [[]] * 2000))  # enough for Python to look
@@ -74,7 +74,7 @@ def test_what_the_user_froze_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
         circles(100)
     assert gc.get_freeze_count() == frozen
     with monkeypatch.context() as patch, collection_paused():
-        patch.delattr(garbage.gc, "get_freeze_count")  # which takes long where much is frozen: asked once
+        patch.delattr(build.gc, "get_freeze_count")  # which takes long where much is frozen: asked once
         circles(100)
     assert gc.get_freeze_count() == pytest.approx(frozen, abs=100)
 
@@ -91,7 +91,7 @@ def test_an_interrupt_behind_planning_leaves_the_collector_on(monkeypatch: pytes
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(garbage.gc, "get_freeze_count", interrupted)
+    monkeypatch.setattr(build.gc, "get_freeze_count", interrupted)
     with pytest.raises(KeyboardInterrupt), collection_paused():
         pass
     assert gc.isenabled()

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import PLANE
 
 import sdy_jax as sdy
-from sdy_jax.plan import progress
+from sdy_jax.plan import notices
 
 X, W = jnp.ones((8, 4)), jnp.ones((4, 16))
 SPECS = P("x"), P(None, "y")
@@ -30,7 +30,7 @@ def layer(x, w):
 
 
 def planned_in(stream, monkeypatch, fun=layer, specs=SPECS, quiet=0.0):
-    monkeypatch.setattr(progress, "_QUIET", quiet)
+    monkeypatch.setattr(notices, "_QUIET", quiet)
     monkeypatch.setattr("sys.stderr", stream)
     sdy.partition(fun, mesh=PLANE, in_shardings=specs).plan(X, W)
     return stream.getvalue()
@@ -53,7 +53,7 @@ def test_no_bar_where_planning_is_quick_or_nobody_looks(monkeypatch):
 
 
 def test_a_failure_erases_the_bar(monkeypatch):
-    monkeypatch.setattr(progress, "_QUIET", 0.0)
+    monkeypatch.setattr(notices, "_QUIET", 0.0)
     monkeypatch.setattr("sys.stderr", stream := Terminal())
     with pytest.raises(sdy.MemoryLimitError):
         sdy.partition(layer, mesh=PLANE, in_shardings=SPECS, memory="100B").plan(X, W)

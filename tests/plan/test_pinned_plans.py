@@ -18,10 +18,10 @@ from kept_plans import noted_searches, same
 from plan_edits import MLP
 
 import sdy_jax as sdy
-from sdy_jax.commands.cli import main
-from sdy_jax.plan import pinned as pinned_plans
+from sdy_jax.cli.main import main
+from sdy_jax.ir.parsers import parse_axis_lists
+from sdy_jax.plan.pinning import pinned as pinned_plans
 from sdy_jax.plan.record import files
-from sdy_jax.representation.axis_text import parse_axis_lists
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 V5E = sdy.CostModel.of_machine("tpu v5e", MESH.axis_names)

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.locations import is_line, short_source
-from sdy_jax.lowering.emission.re_emission import _DTYPES
-from sdy_jax.representation.type_text import array_text, bytes_text, type_text
-from sdy_jax.shard.op_meshes import DeviceMesh
+from sdy_jax.ir.type_text import array_text, bytes_text, type_text
+from sdy_jax.lowering.ops.emission.re_emission import _DTYPES
+from sdy_jax.mesh_dialects.meshes import DeviceMesh
 
 X = np.ones((8, 16), np.float32)
 W = np.ones((16, 16), np.float32)
@@ -139,7 +139,7 @@ def test_notes_name_the_op_and_the_source_line(mesh):
     ],
 )
 def test_types_read_as_jax_prints_them(dtype, text, expected):
-    from sdy_jax.representation.text import parse_sharding
+    from sdy_jax.ir.parsers import parse_sharding
 
     assert type_text(dtype, (8, 4), parse_sharding(text, "mesh")) == expected
 

@@ -20,9 +20,8 @@ from plan_edits import MLP
 
 import sdy_jax as sdy
 from sdy_jax.plan.cache.entry import checked_entry
-from sdy_jax.plan.cache.folder import FOLDER, LIMIT, PLAN, cache_folder
-from sdy_jax.plan.cache.key import Key
-from sdy_jax.plan.pinning.digest import program_text
+from sdy_jax.plan.cache.key import FOLDER, LIMIT, PLAN, Key, cache_folder
+from sdy_jax.plan.digests import program_text
 
 
 def loss(w, x):
@@ -320,7 +319,7 @@ def test_entries_are_the_same_bytes_in_every_process(folder, monkeypatch):
 
 def test_what_is_found_has_the_lines_of_now_without_being_moved_there(folder, monkeypatch):
     of().plan(W, X)
-    monkeypatch.setattr("sdy_jax.plan.cached.Relocation", None)
+    monkeypatch.setattr("sdy_jax.plan.cache.cached.Relocation", None)
     of().plan(W, X)
 
 
@@ -372,7 +371,7 @@ def test_nothing_is_kept_unasked(searches, monkeypatch):
 
 
 def test_the_command_line_tells_and_empties_it(folder, capsys):
-    from sdy_jax.commands.cli import main
+    from sdy_jax.cli.main import main
 
     of().plan(W, X)
     size = sum(os.path.getsize(path) for path in folder.iterdir())

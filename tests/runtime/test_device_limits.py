@@ -10,9 +10,9 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.ir.type_text import bytes_text
 from sdy_jax.plan.page.page import page_of
 from sdy_jax.plan.record.recorded_plan import RecordedLayouts
-from sdy_jax.representation.type_text import bytes_text
 
 CHIP = 15.75 * 2**30
 """The memory of a TPU v5e."""

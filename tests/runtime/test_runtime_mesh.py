@@ -6,11 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from sdy_jax.representation.axis_text import parse_axis
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.text import parse_sharding
-from sdy_jax.runtime.mesh import RefinedMesh, block_indices, coordinates
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.parsers import parse_axis, parse_sharding
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.runtime.meshes import RefinedMesh, block_indices, coordinates
 
 MESH = Mesh.of(data=2, model=12)
 

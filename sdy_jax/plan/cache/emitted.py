@@ -16,15 +16,13 @@ from typing import NamedTuple
 import jax
 from jax.extend.mlir import ir
 
-from sdy_jax.files.folders import SharedFolder
-from sdy_jax.jax_internals.contexts import lowering_options
-from sdy_jax.plan.cache.data import Reader, Writer
-from sdy_jax.plan.cache.entry import BrokenEntry, checked_entry, sealed_entry
-from sdy_jax.plan.cache.folder import MODULE
-from sdy_jax.plan.cache.key import Key
-from sdy_jax.plan.pinning.digest import digest_of
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.named import AnyMesh
+from sdy_jax.base.files import SharedFolder
+from sdy_jax.base.jax_tracing import lowering_options
+from sdy_jax.ir.jax_shardings import AnyMesh
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.plan.cache.entry import BrokenEntry, Reader, Writer, checked_entry, sealed_entry
+from sdy_jax.plan.cache.key import MODULE, Key
+from sdy_jax.plan.digests import digest_of
 
 
 @dataclass(frozen=True, slots=True)

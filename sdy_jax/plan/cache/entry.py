@@ -1,29 +1,103 @@
-"""An entry of the cache: what planning made of a program, as bytes.
-
-The modules of its stages are MLIR's bytecode, all else is JSON. Nothing in it is executed when it is read, and nothing
-is read before its digest was compared.
-"""
+"""An entry of the cache: what planning made of a program, as bytes and back."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.custom_ops import set_keys
 from sdy_jax.ir.operations import body_of, copied
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.interface.notes import Note
-from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
-from sdy_jax.plan.border.auto_layout_notes import AutomaticLayouts
-from sdy_jax.plan.cache.data import Reader, Writer
+from sdy_jax.lowering.planner.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
+from sdy_jax.plan.border import AutomaticLayouts
 from sdy_jax.plan.cache.key import Key
 from sdy_jax.plan.pinning.setting import RecordedSetting
+
+# What a plan says as JSON and back: dataclasses and named tuples as lists of their fields, by their declared types.
+#
+# Entries are read by the version that wrote them, so nothing says what a field is. Locations of MLIR stand in a
+# table.
+
+
+class Writer:
+    """Makes JSON; `locations` has what it refers to."""
+
+    def __init__(self) -> None:
+        self.locations: list[ir.Location] = []
+        self._numbers: dict[ir.Attribute, int] = {}
+
+    def written(self, data: Any) -> Any:
+        """What JSON can say of data."""
+        if isinstance(data, ir.Location):
+            return self._number(data)
+        if isinstance(data, Mapping):
+            return [[self.written(key), self.written(value)] for key, value in data.items()]
+        if is_dataclass(data) and not isinstance(data, type):
+            return [self.written(getattr(data, name)) for name, _ in _fields(type(data))]
+        if isinstance(data, frozenset):
+            return sorted(map(self.written, data))
+        return [self.written(each) for each in data] if isinstance(data, (tuple, list)) else data
+
+    def _number(self, location: ir.Location) -> int:
+        key = location.attr
+        if key not in self._numbers:
+            self._numbers[key] = len(self.locations)
+            self.locations.append(location)
+        return self._numbers[key]
+
+
+class Reader:
+    """Makes data of JSON; `locations`: what it refers to."""
+
+    def __init__(self, locations: Sequence[ir.Location]):
+        self._locations = locations
+
+    def read(self, kind: Any, data: Any) -> Any:
+        """The data of a type."""
+        if data is None or kind in (str, int, bool, Any):
+            return data
+        if kind is float:
+            return float(data)
+        if kind is ir.Location:
+            return self._locations[data]
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is Literal:
+            return data
+        if origin in (Union, types.UnionType):
+            return self.read(arguments[0], data)  # the others are None, or meshes that programs do not write inline
+        if origin in (tuple, frozenset, list):
+            return origin(self._entries(origin, arguments, data))
+        if origin is not None and issubclass(origin, Mapping):
+            return {self.read(arguments[0], key): self.read(arguments[1], value) for key, value in data}
+        found = _fields(kind)
+        return kind(**{name: self.read(hint, each) for (name, hint), each in zip(found, data, strict=True)})
+
+    def _entries(self, origin: type, arguments: tuple[Any, ...], data: Sequence[Any]) -> list[Any]:
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return [self.read(kind, each) for kind, each in zip(arguments, data, strict=True)]
+        return [self.read(arguments[0], each) for each in data]
+
+
+@cache
+def _fields(kind: Any) -> list[tuple[str, Any]]:
+    """The fields that a dataclass, or a named tuple, is made of, with their types."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else kind._fields
+    return [(name, hints[name]) for name in names]
+
+
+# An entry of the cache: what planning made of a program, as bytes.
+#
+# The modules of its stages are MLIR's bytecode, all else is JSON. Nothing in it is executed when it is read, and
+# nothing is read before its digest was compared.
 
 _MAGIC = b"sdy_jax plan 2\n"
 _LOCATIONS = "locations"

@@ -1,4 +1,6 @@
-"""What a plan depends on, as digests by which its entry in the cache is found."""
+"""What a plan depends on, as digests by which its entry in the cache is found, and the folder that has the
+entries.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,59 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.files import SharedFolder
+from sdy_jax.errors import SdyError
 from sdy_jax.ir.custom_ops import ASKED_ABOUT, calls_of_functions, keys_of, target_of
 from sdy_jax.ir.locations import RUN_AGAIN, STRICT, is_computed_again, place_of
+from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
-from sdy_jax.lowering.recomputation.segment_prices import Mark
-from sdy_jax.plan.border.planned_with import PlannedWith
-from sdy_jax.plan.pinning.digest import bytecode, digest_of, in_every_process
+from sdy_jax.ir.type_text import bytes_of_text
+from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark
+from sdy_jax.plan.digests import bytecode, digest_of, in_every_process
 from sdy_jax.plan.pinning.setting import RecordedSetting
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.plan.stages import PlannedWith
 from sdy_jax.version import __version__
+
+# Where plans are kept that were made before.
+
+FOLDER = "SDY_JAX_CACHE_DIR"
+LIMIT = "SDY_JAX_CACHE_SIZE"
+
+_DEFAULT_LIMIT = 1 << 30
+"""Bytes. Chosen: an entry of an 8B model with 32 unrolled layers takes a few MiB, so hundreds of such have room."""
+
+SUFFIXES = (PLAN, MODULE) = (".plan", ".module")
+"""Of the files there: plans, and the programs that were emitted for them."""
+
+_BESIDE = "sdy_jax_plans"
+
+
+def cache_folder() -> SharedFolder | None:
+    """The folder that `SDY_JAX_CACHE_DIR` names, else one in that of jax's compilation cache, where that is on and on a
+    file system; None where plans are not kept, as where the variable is empty, or 0.
+
+    Raises:
+        SdyError: `SDY_JAX_CACHE_SIZE` is no size.
+    """
+    stated = os.environ.get(FOLDER)
+    if stated is None:
+        is_on: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+        of_jax: str | None = jax.config.jax_compilation_cache_dir if is_on else None  # type: ignore[attr-defined]
+        if not of_jax or "://" in of_jax:
+            return None
+        return SharedFolder(Path(of_jax) / _BESIDE, SUFFIXES, _limit())
+    return SharedFolder(Path(stated).expanduser(), SUFFIXES, _limit()) if stated not in ("", "0") else None
+
+
+def _limit() -> int:
+    text = os.environ.get(LIMIT)
+    found = bytes_of_text(text) if text else float(_DEFAULT_LIMIT)
+    if found is None:
+        raise SdyError(f"{LIMIT}={text}; expected the bytes that plans may take in the cache, such as 512MiB")
+    return int(found)
+
+
+# What a plan depends on, as digests by which its entry in the cache is found.
 
 _INSTALLED = ("site-packages", "dist-packages")
 

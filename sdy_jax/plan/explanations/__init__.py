@@ -1,1 +1,3 @@
-"""Why values have their layouts, why not others, why collectives run: naming, origins, obstacles, reasons."""
+"""Why values have their layouts, why not others, why collectives run, and changes of one line that would save
+bytes.
+"""

@@ -1,13 +1,12 @@
-"""Why values have other layouts than op by op: what these save and what they cost; what constraints cost; the bound.
-
-Planning keeps nothing of this but the choice itself: the first question builds the program's model once more.
+"""Why values have other layouts than op by op: what these save and cost; what the user's constraints and
+`out_shardings` cost; what work that devices repeat would save; and the bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,24 +14,303 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Value
-from sdy_jax.ir.locations import place_of
-from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.locations import place_of, short_source
+from sdy_jax.ir.operations import CONSTRAINTS, main_function
+from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.interface.notes import Note
-from sdy_jax.lowering.interface.outcomes import LayoutChoice
-from sdy_jax.lowering.interface.report import PartitionReport, is_input
-from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.solve.certificate import Certificate, certified
-from sdy_jax.lowering.solve.clusters import clusters, set_back
-from sdy_jax.lowering.whole_program.reconstruction import Reconsidered
-from sdy_jax.plan.border.planned_with import PlannedWith, input_names, to_partition
-from sdy_jax.plan.explanations.layout_prices import Prices
-from sdy_jax.plan.explanations.layout_reason import ChosenLayout, LayoutPrice, LayoutReason, listed
-from sdy_jax.plan.explanations.repeated_work import saved_by_repeating
-from sdy_jax.plan.explanations.stated_costs import StatedCosts
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import type_text
+from sdy_jax.ir.type_text import bytes_text, flops_text, seconds_text, type_text
+from sdy_jax.lowering.planner.problem.candidates import Candidate
+from sdy_jax.lowering.planner.report import LayoutChoice, Note, PartitionReport, is_input
+from sdy_jax.lowering.planner.search.baseline import Reconsidered
+from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.lowering.planner.solve.certificate import (
+    Certificate,
+    Term,
+    around,
+    certified,
+    clusters,
+    compared,
+    improved_near,
+    set_back,
+)
+from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.plan.stages import PlannedWith, input_names, to_partition
+
+# Reasons for layouts that were chosen for a whole program, as a plan says them.
+
+
+def sent_text(costs: CostModel, amount: float) -> str:
+    """What communication costs by a cost model: bytes where that is its unit, else time."""
+    return bytes_text(amount) if costs.unit == "bytes" else seconds_text(amount)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPrice:
+    """What a choice saves, or costs.
+
+    Attributes:
+        cost: by the cost model, in all.
+        sent: the part of it that is communication: bytes per device, unless the model says how fast these are sent.
+        operations: of one device.
+        places: how many values or ops that concerns.
+        largest: the largest parts in words.
+        text: `sent` and `operations` in words.
+    """
+
+    cost: float
+    sent: float
+    operations: float
+    places: int
+    largest: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return ": ".join([self.text, *([", ".join(self.largest)] if self.largest else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLayout:
+    """The layout of some values of one line of the source, and the one that they have op by op, as types."""
+
+    values: str
+    chosen: str
+    proposed: str
+
+    def __str__(self) -> str:
+        return f"{self.chosen} instead of {self.proposed}: {self.values}"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutReason:
+    """Why some values have another layout than op by op: one choice for all of them.
+
+    Attributes:
+        changed: the values that were asked for.
+        others: how many other values changed with them.
+        times: how many such choices there are, as in layers that are alike.
+        saves, costs: what the program would pay more, and less, if they and the others were as op by op, and what is
+            around them made the best of that. By the planner's model, which does not know that a value may be computed
+            again instead of sent: op by op the program may pay less than that.
+        origins: the annotations from which propagation gave them the layouts that they do not have.
+    """
+
+    changed: tuple[ChosenLayout, ...]
+    others: int
+    saves: LayoutPrice
+    costs: LayoutPrice
+    origins: tuple[str, ...] = ()
+    times: int = 1
+
+    def __str__(self) -> str:
+        with_others = f", with {self.others} other value{'s' if self.others > 1 else ''}" if self.others else ""
+        alike = f"{self.times} times " if self.times > 1 else ""
+        lines = [f"{alike}chosen for the whole program{with_others}", *(f"  {changed}" for changed in self.changed)]
+        lines += [f"  propagation had it from {origin}" for origin in self.origins]
+        if self.saves.cost <= self.costs.cost:
+            return "\n".join([*lines, "  by itself it saves nothing"])
+        return "\n".join([*lines, f"  saves {self.saves}", f"  costs {self.costs}"])
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *others, last = words or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+# What one choice of layouts for a program saves beside another one, and what it costs, in words.
+
+_LARGEST = 3
+"""Parts of a price that are named. Chosen: for a reader."""
+
+
+class Prices:
+    """Compares choices for one program.
+
+    Args:
+        seen: the program's model.
+        names: what the user calls its values.
+    """
+
+    def __init__(self, seen: Reconsidered, names: PartitionReport):
+        self._seen, self._names = seen, names
+
+    def name(self, number: int) -> str:
+        """What the user calls a value of the model."""
+        return self._names.name(self._seen.values[number])
+
+    def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[LayoutPrice, LayoutPrice]:
+        """What one choice saves beside another, and what it costs beside it."""
+        terms = compared(self._seen.model, one, other)
+        more, less = [t for t in terms if t.change > 0], [t for t in terms if t.change < 0]
+        return self._side(more, other), self._side(less, one)
+
+    def _side(self, terms: Sequence[Term], paying: Sequence[int]) -> LayoutPrice:
+        """Terms that all rise, or all fall; `paying` is the choice that pays them."""
+        cost = sum(abs(term.change) for term in terms)
+        sent = sum(abs(term.change) for term in terms if not term.operations)
+        operations = sum(abs(term.operations) for term in terms)
+        parts = [*([self.sent(sent)] if sent else []), *([f"{flops_text(operations)} of work"] if operations else [])]
+        text = (" and ".join(parts) or "nothing") + (f" in {len(terms)} places" if len(terms) > 1 else "")
+        return LayoutPrice(cost, sent, operations, len(terms), tuple(self._largest(terms, paying)), text)
+
+    def _largest(self, terms: Sequence[Term], paying: Sequence[int]) -> Iterator[str]:
+        """The largest terms, those that read alike together."""
+        found: dict[str, list[Term]] = {}
+        for term in terms:
+            found.setdefault(self._term(term, paying), []).append(term)
+        by_change = sorted(found.items(), key=lambda item: -sum(abs(term.change) for term in item[1]))
+        for text, alike in by_change[:_LARGEST]:
+            work = sum(abs(term.operations) for term in alike)
+            price = flops_text(work) if work else self.sent(sum(abs(term.change) for term in alike))
+            yield f"{text} ({price}{f' in {len(alike)}' if len(alike) > 1 else ''})"
+
+    def _term(self, term: Term, paying: Sequence[int]) -> str:
+        if term.operations:
+            return f"work of {self._place(term.node)}"
+        if term.value is None:
+            return f"inside of {self._place(term.node)}"
+        kinds = listed(self._seen.collectives(term.value, paying)) or "reshards"
+        return f"{kinds} of {self.name(term.value)}"
+
+    def _place(self, node: int) -> str:
+        op = self._seen.op(node)
+        assert op is not None
+        place = place_of(op.mlir.location)
+        return f"{place.primitive or op.name} at {short_source(place.line)}"
+
+    def sent(self, amount: float) -> str:
+        return sent_text(self._seen.costs, amount)
+
+
+# What the shardings that the user states cost a program: constraints, and `out_shardings`.
+
+_DEAR = 0.05
+"""The share of the program's cost above which a constraint is noted. Chosen: a note should be worth a change."""
+
+_NEAR_CONSTRAINTS = 100
+"""Nodes around the constraints of a line that may change with them. Guessed: fewer than around a cluster, as a program
+has many constraints; with fewer, what one costs is overstated."""
+
+RESULTS = "out_shardings"
+"""What notes on results are at; they are not printed with a plan, whose results somebody wants where they are."""
+
+
+class StatedCosts:
+    """Notes on what the user says that costs more than a twentieth of the program. That is what would be saved if the
+    values had any layout there, and what is around them made the best of that.
+
+    The walk takes a value from before a constraint where that is nearer; so much as the program sends less than in the
+    model may have been saved already.
+
+    Args:
+        seen: the program's model.
+        prices: of the program.
+        saved_already: how much less the program sends than in the model.
+    """
+
+    def __init__(self, seen: Reconsidered, prices: Prices, saved_already: float):
+        self._seen, self._prices = seen, prices
+        self._least = _DEAR * seen.model.cost(seen.chosen) + max(0.0, saved_already)
+
+    def constraints(self) -> Iterator[Note]:
+        """Notes on constraints, by source line."""
+        seen, by_line = self._seen, dict[str, list[int]]()
+        for node in range(len(seen.model.nodes)):
+            op = seen.op(node)
+            if op is not None and op.name in CONSTRAINTS:
+                by_line.setdefault(place_of(op.mlir.location).line, []).append(node)
+        for nodes in by_line.values():
+            subject = "the constraint costs" if len(nodes) == 1 else f"the {len(nodes)} constraints cost"
+            price = self._price(seen.constraint_candidates(nodes))
+            if price:
+                yield self._note("sharding_constraint", nodes[0], f"{subject} {price}")
+
+    def results(self, stated: Iterable[tuple[int, str]]) -> Iterator[Note]:
+        """Notes on the results whose layouts the user stated, given by index, with their paths."""
+        seen = self._seen
+        for index, name in stated:
+            if seen.result_cost(index) > self._least and (price := self._price(seen.result_candidates(index))):
+                yield self._note(RESULTS, len(seen.model.nodes) - 1, f"that of `{name}` costs {price}")
+
+    def _note(self, what: str, node: int, message: str) -> Note:
+        op = self._seen.op(node)
+        assert op is not None
+        return Note.at(what, op.mlir.location, message)
+
+    def _price(self, candidates: Mapping[int, Sequence[Candidate]]) -> str:
+        """What is saved if nodes have further candidates, if that is more than the least; beside what is saved around
+        them anyhow."""
+        seen, near = self._seen, around(self._seen.model, candidates, _NEAR_CONSTRAINTS)
+        with seen.freed(candidates):
+            before, best = seen.chosen, improved_near(seen.model, seen.chosen, {*candidates, *near}, seen.moves)
+            if seen.model.cost(before) - seen.model.cost(best) > self._least and len(seen.moves) > 1:
+                before = improved_near(seen.model, seen.chosen, near, seen.moves)
+                best = improved_near(seen.model, before, {*candidates, *near}, seen.moves)
+            saved, paid = self._prices.difference(best, before)
+        if saved.cost - paid.cost <= self._least:
+            return ""
+        net, work = saved.sent - paid.sent, saved.operations - paid.operations
+        price = f"{self._prices.sent(net)} per device" if net > 0 else f"{flops_text(work)} of work"
+        return f"{price}: {', '.join(saved.largest)}"
+
+
+# What a program would save if its devices might do more work than op by op.
+
+_WORTH_REPEATING = 0.01
+"""The share of the program's cost that repeated work has to save to be mentioned. Chosen: a note should be worth a
+change."""
+
+
+def saved_by_repeating(seen: Reconsidered, capped: Certificate, free: Reconsidered, prices: Prices) -> str:
+    """What products and convolutions would save if they might do more work than op by op; empty where that is little,
+    or nothing.
+
+    Args:
+        seen: the program's model.
+        capped: its best choice.
+        free: its model where they may.
+        prices: of the program.
+    """
+    model = seen.model
+    if all(len(a.candidates) == len(b.candidates) for a, b in zip(model.nodes, free.model.nodes, strict=True)):
+        return _in_all(seen, capped, prices)
+    kept = [
+        next(i for i, candidate in enumerate(after.candidates) if candidate.layouts == before.candidates[now].layouts)
+        for before, after, now in zip(model.nodes, free.model.nodes, capped.choice, strict=True)
+    ]
+    best = certified(free.model, kept)
+    if capped.cost - best.cost < _WORTH_REPEATING * capped.cost:
+        return _in_all(seen, capped, prices)
+    return _lifted("no product or convolution does more work", compared(free.model, best.choice, kept), prices)
+
+
+def _in_all(seen: Reconsidered, capped: Certificate, prices: Prices) -> str:
+    """As `saved_by_repeating`, where products and convolutions would repeat nothing, but other ops too much in all."""
+    model, chosen, best = seen.model, seen.chosen, capped.choice
+    is_too_much = model.operations(best) > seen.program.most_operations
+    if not is_too_much or model.cost(chosen) - model.cost(best) < _WORTH_REPEATING * model.cost(chosen):
+        return ""
+    return _lifted("the program does no more work in all", compared(model, best, chosen), prices)
+
+
+def _lifted(capped: str, changes: Iterable[Term], prices: Prices) -> str:
+    saved, paid = _total(changes)
+    return (
+        f"{capped} than op by op; with CostModel(repeat_work=True) the program would send {prices.sent(saved)} less "
+        f"for {flops_text(paid)} more"
+    )
+
+
+def _total(terms: Iterable[Term]) -> tuple[float, float]:
+    """The communication of all terms, and how many operations fewer."""
+    terms = list(terms)
+    sent = sum(term.change for term in terms if not term.operations)
+    return sent, -sum(term.operations for term in terms)
+
+
+# Why values have other layouts than op by op: what these save and what they cost; what constraints cost; the bound.
+#
+# Planning keeps nothing of this but the choice itself: the first question builds the program's model once more.
 
 _MOST_NODES, _MOST_TO_REPEAT = 4000, 1000
 """Nodes up to which a plan says its bound, and looks for what repeated work would save, unasked. Measured (2026-11): a

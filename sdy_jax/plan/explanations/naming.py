@@ -5,24 +5,130 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import Any
 
+from jax.extend.core import Jaxpr
 from jax.extend.mlir import ir
 
+from sdy_jax.annotate.jaxprs import line_of
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
-from sdy_jax.op_rules.dataflow import EdgeKind
-from sdy_jax.plan.explanations.after_export import AfterExport
-from sdy_jax.plan.explanations.checkpoint_names import Marks
-from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.sharded_values import FunctionResult
-from sdy_jax.propagation.value_ids import NO_VALUE
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import type_text
+from sdy_jax.ir.operations import copied, functions, pre_order
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.type_text import array_text, type_text
+from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, run_pipeline
+from sdy_jax.shardy.propagation.data_flow import EdgeKind
+from sdy_jax.shardy.propagation.engine import Engine
+from sdy_jax.shardy.propagation.worklist import NO_VALUE, FunctionResult
+
+# The values that `jax.ad_checkpoint.checkpoint_name` names.
+#
+# jax lowers such a name to nothing, so they are found by the line and the type of what is named, in the traced jaxpr.
+
+Marks = Mapping[str, frozenset[tuple[str, str]]]
+"""Source lines and types without axes, by name."""
+
+
+def checkpoint_names(jaxpr: Any) -> Marks:
+    """The names in a closed jaxpr, those of its inner ones too; nothing where there is none."""
+    found: dict[str, frozenset[tuple[str, str]]] = {}
+    for name, mark in _names(jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr):
+        found[name] = found.get(name, frozenset()) | {mark}
+    return found
+
+
+def all_marks(jaxpr: Any) -> frozenset[tuple[str, str]]:
+    """Those of all names in a closed jaxpr."""
+    return frozenset[tuple[str, str]]().union(*checkpoint_names(jaxpr).values())
+
+
+def _names(jaxpr: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    if not isinstance(jaxpr, Jaxpr):
+        return
+    makers: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "name":
+            (variable,) = equation.invars
+            maker = makers.get(variable, equation)
+            yield equation.params["name"], (line_of(maker), array_text(variable.aval))
+        for inner in _inner(equation.params.values()):
+            yield from _names(inner)
+
+
+def _inner(parameters: Any) -> Iterator[Any]:
+    for parameter in parameters:
+        for each in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
+            yield each.jaxpr if hasattr(each, "jaxpr") else each
+
+
+# A propagated graph after export, where MLIR's names of values and the final shardings come from.
+
+_NUMBER = re.compile(r'loc\("(\d+)"\)')
+
+
+class AfterExport:
+    """A copy of a graph taken through export, when it is first asked for.
+
+    Args:
+      graph, engine: propagated; shardings are written back, dead ops still there.
+    """
+
+    def __init__(self, graph: Graph, engine: Engine):
+        self._propagated, self._engine = graph, engine
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The copy, each op located by its number in the propagated graph."""
+        propagated, dead = self._propagated, self._engine.liveness.dead
+        module = copied(propagated.module)
+        inside = [op for function in functions(module).values() for op in pre_order(function)]
+        for number, (op, copy) in enumerate(zip(propagated.ops, inside, strict=True)):
+            assert op.name == copy.name
+            copy.location = ir.Location.name(str(number), context=module.context)
+        copies = dict(zip(propagated.ops, inside, strict=True))
+        for op in dead:  # users before what they use
+            if op.parent not in dead:
+                copies[op].erase()
+        run_pipeline(module, PLAN_EXPORT)
+        return Graph(module)
+
+    def origins(self) -> Iterator[tuple[Op, Op]]:
+        """Each op after export with the op of the propagated graph that it was."""
+        for op in self.graph.ops:
+            number = _NUMBER.fullmatch(str(op.mlir.location))
+            if number is not None:  # else export made it
+                yield op, self._propagated.ops[int(number[1])]
+
+    @cached_property
+    def result_ids(self) -> list[int]:
+        """The value ids of the main function's results."""
+        named = self._propagated.functions.items()
+        return self._engine.value_ids.results[next(n for n, f in named if f is self._propagated.main)]
+
+    def sharding(self, value_id: int) -> TensorSharding | None:
+        """The sharding of a value id after export; where export leaves none, that after propagation."""
+        return self._final.get(value_id, self._engine.sharding(value_id))
+
+    @cached_property
+    def _final(self) -> dict[int, TensorSharding | None]:
+        value_ids = self._engine.value_ids
+        found: dict[int, TensorSharding | None] = {}
+        for op, origin in self.origins():
+            for value, source in zip(op.results, origin.results, strict=True):
+                if value.sharding is not None:
+                    found[value_ids.of(source)] = value.sharding
+        for value, source in zip(self.graph.arguments, self._propagated.arguments, strict=True):
+            found[value_ids.of(source)] = value.sharding
+        found.update(zip(self.result_ids, self.graph.result_shardings(self.graph.main), strict=True))
+        return found
+
+
+# Values by the names that a user has for them, and in the words that a user reads.
 
 # What data-flow edges connect, in words: where values come in (by number), and the value itself.
 _SOURCES = {

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.collectives import KINDS
 from sdy_jax.ir.locations import is_line, short_source
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.plan.explanations.chains import Why
-from sdy_jax.plan.record.border import RecordedTensor
-from sdy_jax.plan.record.program import RecordedCollective
+from sdy_jax.ir.type_text import bytes_text, count_text
+from sdy_jax.lowering.planner.report import CollectiveRecord
+from sdy_jax.plan.explanations.why import Why
+from sdy_jax.plan.record.program import RecordedCollective, RecordedTensor
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.representation.type_text import bytes_text, count_text
 
 _LISTED = 5
 """Collectives that an error names. Chosen: for a reader."""

@@ -1,1 +1,3 @@
-"""Plans beside what their programs do: measured times and memory, per collective where the profiler tells."""
+"""Plans beside what their programs do: what was compiled, and measured times and memory, per collective where the
+profiler tells.
+"""

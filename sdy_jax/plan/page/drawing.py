@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.record.border import RecordedBorder, RecordedMesh, RecordedTensor
+from sdy_jax.plan.record.program import RecordedBorder, RecordedMesh, RecordedTensor
 from sdy_jax.plan.record.record import PlanRecord
 
 _WIDE = 100

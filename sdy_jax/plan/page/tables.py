@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.page.collectives import cause_of, said, trips
-from sdy_jax.plan.page.columns import aligned
-from sdy_jax.plan.page.findings import mesh_columns
-from sdy_jax.plan.page.pipelines import PipelineRow, pipeline_rows
-from sdy_jax.plan.page.terminal import coloured, show
+from sdy_jax.ir.type_text import bytes_text, flops_text, seconds_text, sizes_text
+from sdy_jax.plan.page.costs import cause_of, said, trips
+from sdy_jax.plan.page.findings import PipelineRow, mesh_columns, pipeline_rows
+from sdy_jax.plan.page.text import aligned, coloured, show
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.representation.type_text import bytes_text, flops_text, seconds_text, sizes_text
 
 
 class CollectiveRow(NamedTuple):

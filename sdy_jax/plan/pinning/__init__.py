@@ -1,1 +1,3 @@
-"""Choices of plans as plain data and back, and the program that they are for."""
+"""The choices of plans, as plain data and back, and programs that are partitioned by those of a plan that was
+kept.
+"""

@@ -1,26 +1,27 @@
-"""The plan for a program that plain data says, to be followed in place of a search."""
+"""The plan for a program that plain data says, for its ops and its border, to be followed in place of a search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import get_args
 
+from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.lowering.candidates.op_kinds import Kinds
-from sdy_jax.lowering.candidates.op_problem import Decision, InsideCollective, Kind
-from sdy_jax.lowering.candidates.runnable import runs_in
-from sdy_jax.lowering.insert.decisions import kinds_of
-from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.proposal.choices import Kind as RewriteKind
-from sdy_jax.lowering.proposal.choices import Rewrite
-from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
-from sdy_jax.lowering.strategies.registry import Strategy
-from sdy_jax.op_rules.dataflow import edges_of
-from sdy_jax.plan.pinning.layouts import layout_from
-from sdy_jax.plan.pinning.op_choices import types_of
+from sdy_jax.ir.parsers import parse_axes
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.validity import verify_sharding
+from sdy_jax.lowering.ops.registry import Strategy
+from sdy_jax.lowering.planner.placement.decisions import kinds_of
+from sdy_jax.lowering.planner.problem.assignments import runs_in
+from sdy_jax.lowering.planner.problem.layout_plan import Kind as RewriteKind
+from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, Rewrite
+from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollective, Kind, Kinds
+from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.plan.pinning.choices import layout_from, types_of
 from sdy_jax.plan.record.choices import (
+    RecordedBorderLayout,
     RecordedChoice,
     RecordedChoices,
     RecordedInside,
@@ -28,9 +29,9 @@ from sdy_jax.plan.record.choices import (
     RecordedLayoutPlan,
     RecordedRewrite,
 )
-from sdy_jax.representation.axis_text import parse_axes
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.verify import verify_sharding
+from sdy_jax.shardy.propagation.data_flow import edges_of
+
+# The plan for a program that plain data says, to be followed in place of a search.
 
 
 class DoesNotFit(SdyError):
@@ -192,3 +193,38 @@ def _mesh_of(shardings: Sequence[TensorSharding], mesh_name: str) -> str:
 def _inside(recorded: RecordedInside) -> InsideCollective:
     axes = parse_axes(recorded.axes)
     return InsideCollective(recorded.kind, axes, recorded.tensor, recorded.wire_bytes, recorded.time, recorded.is_exact)
+
+
+# The layouts of arguments and results that are left to the planner, as choices say them.
+
+
+def pinned_border(
+    program: Program, choices: RecordedChoices
+) -> tuple[Mapping[int, TensorSharding], Mapping[int, TensorSharding]]:
+    """The layouts of a program's automatic arguments, and those of its automatic results, by index.
+
+    Raises:
+        DoesNotFit: the choices have none for one of them.
+    """
+    of_arguments = _layouts(program, program.automatic_arguments, program.inputs, program.in_info, choices.arguments)
+    return of_arguments, _layouts(
+        program, program.automatic_results, program.outputs, program.out_info, choices.results
+    )
+
+
+def _layouts(
+    program: Program,
+    automatic: frozenset[int],
+    paths: Sequence[str],
+    types: Sequence[object],
+    recorded: Sequence[RecordedBorderLayout],
+) -> dict[int, TensorSharding]:
+    known, found = {each.path: each.layout for each in recorded}, dict[int, TensorSharding]()
+    for index in sorted(automatic):
+        path = paths[index]
+        if path not in known:
+            raise DoesNotFit(f"`{path}` is left to the planner, and the choices say nothing of it")
+        found[index] = layout_from(known[path], program.mesh_name)
+        rank = len(types[index].shape)  # type: ignore[attr-defined]
+        verify_sharding(found[index], {program.mesh_name: program.mesh}, rank, f"`{path}`")
+    return found

@@ -6,15 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sdy_jax.errors import SdyError
-from sdy_jax.lowering.collectives.packing import PACKABLE
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.costs.per_axis import PerAxis
-from sdy_jax.lowering.interface.policy import LAYOUTS, UNEVEN, Combining, Policy
-from sdy_jax.lowering.targets.registry import FAMILIES
-from sdy_jax.lowering.targets.target import Target
-from sdy_jax.lowering.targets.tiles import Copies
-from sdy_jax.lowering.targets.unknown import UNKNOWN
-from sdy_jax.plan.border.planned_with import PlannedWith
+from sdy_jax.lowering.ops.collectives.packing import PACKABLE
+from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
+from sdy_jax.lowering.targets.axis_rates import PerAxis
+from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.rates import Copies
+from sdy_jax.lowering.targets.target import FAMILIES, UNKNOWN, Target
 from sdy_jax.plan.record.choices import (
     RecordedChoices,
     RecordedCosts,
@@ -23,6 +20,7 @@ from sdy_jax.plan.record.choices import (
     RecordedRate,
     RecordedTarget,
 )
+from sdy_jax.plan.stages import PlannedWith
 
 _BY_AXIS = ("latency", "bandwidth", "start")
 _UNSAID = -1

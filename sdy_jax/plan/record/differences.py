@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sdy_jax.ir.type_text import bytes_text, count_text
 from sdy_jax.plan.record.program import RecordedCollective
-from sdy_jax.representation.type_text import bytes_text, count_text
 
 _LISTED = 20
 """Lines per table. Chosen: for a reader."""

@@ -1,10 +1,149 @@
-"""The partitioned program of a recorded plan: ops, values, collectives and memory: see `record.py`."""
+"""The program of a recorded plan: mesh, lines of source, arguments and results, ops, values, collectives, memory,
+pipelines, and the steps of propagation. See `record.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdy_jax.plan.record.border import RecordedFrame, RecordedPlace, RecordedTensor
+# The mesh, lines of source, arguments, results and annotations of a recorded plan: see `record.py`.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFrame:
+    """A line of the user's code: `file.py:42`, its text, and the function that it is in."""
+
+    line: str
+    text: str = ""
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlace:
+    """Where an op comes from.
+
+    Attributes:
+        line, text, function: of the innermost frame in a file of the user's.
+        library: the line of the library that made the op for it; may be empty.
+        scope: the name scopes around it, `Block_2/attention/out`; may be empty.
+        primitive: what jax calls the op; may be empty.
+        backward: it belongs to a derivative's backward pass.
+        callers: the user's frames around `line`, inner ones first.
+    """
+
+    line: str
+    text: str = ""
+    function: str = ""
+    library: str = ""
+    scope: str = ""
+    primitive: str = ""
+    backward: bool = False
+    callers: tuple[RecordedFrame, ...] = ()
+
+    @property
+    def frames(self) -> tuple[RecordedFrame, ...]:
+        """All of the user's frames, inner ones first."""
+        return RecordedFrame(self.line, self.text, self.function), *self.callers
+
+    @property
+    def lines(self) -> str:
+        """`model.py:42 (flax/linen/linear.py:287)`."""
+        return f"{self.line} ({self.library})" if self.library else self.line
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAxis:
+    """A mesh axis and the number of devices along it."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMesh:
+    """The mesh: its axes, the devices where these are not in order, and what the devices call themselves."""
+
+    axes: tuple[RecordedAxis, ...]
+    device_ids: tuple[int, ...] = ()
+    device_kind: str = ""
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        count = 1
+        for axis in self.axes:
+            count *= axis.size
+        return count
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTensor:
+    """A value as devices hold it.
+
+    Attributes:
+        type: as jax prints it, with axes: `f32[8@data,4]{U:model}`.
+        dtype: jax's short name, `f32`.
+        shape: the global shape.
+        axes: the axes that split each dimension, major to minor; parts of axes as `model:(1)2`.
+        unreduced: the axes along which devices hold terms of it.
+        local_shape: the shape of one device's block, padding included.
+        bytes: of that block.
+    """
+
+    type: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    axes: tuple[tuple[str, ...], ...] = ()
+    unreduced: tuple[str, ...] = ()
+    local_shape: tuple[int, ...] = ()
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBorder:
+    """An argument, a closed-over array or a result.
+
+    Attributes:
+        path: `params['w1']`, `constant 0`, `result[0]`.
+        tensor: its layout.
+        origin: where the layout comes from: "stated" (`in_shardings`, `out_shardings`, or the module's own), "passed"
+            (the array that was passed has it), "planner" (`AUTO`), or "propagation".
+        stated: what was stated, `P('data')`; empty where nothing was.
+        line: where that is said.
+        move: the layout in which the argument comes, where it is moved on entry; and the bytes that a device receives
+            then at least.
+    """
+
+    path: str
+    tensor: RecordedTensor
+    origin: str = "propagation"
+    stated: str = ""
+    line: str = ""
+    move: str = ""
+    moved_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnnotation:
+    """A sharding that the user wrote inside of the function.
+
+    Attributes:
+        kind: "sharding_constraint", "reshard", "manual_computation", or the name of a collective.
+        text: what it says: `P('data', None)`, or the shardings of a manual computation.
+        type: of the value that it is written on, without axes.
+        place: where.
+    """
+
+    kind: str
+    text: str
+    type: str
+    place: RecordedPlace
+
+
+# The partitioned program of a recorded plan: ops, values, collectives and memory: see `record.py`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +335,131 @@ class RecordedCode:
 
     frames: tuple[RecordedFrame, ...]
     ops: tuple[RecordedCount, ...]
+
+
+# The pipelines of a recorded plan.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    """What all stages do at once: work of one kind ("forward", "backward", "weight gradient"), in a trip of the loop.
+
+    `microbatches` and `rounds` say on what, by stage; -1 where a stage waits.
+    """
+
+    trip: int
+    kind: str
+    microbatches: tuple[int, ...]
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPipeline:
+    """A run of a pipeline: all rows of its schedule, or those of one pass.
+
+    Attributes:
+        schedule: its name.
+        axis: the mesh axis of the stages.
+        stages, microbatches, rounds, layers: how many there are.
+        trips: of the loop.
+        bubble: the share of the time that a stage waits, by what rows compute and what they send inside of a stage.
+        place: where it is called.
+        forward_bytes, backward_bytes: that a device sends to the next stage, or back, for one microbatch.
+        sent: what two neighbours send to each other in all trips, of those that send most.
+        durations: what a row of each of `kinds` takes by the cost model, but for what it sends along the axis; in
+            the unit of `PlanRecord.time`, empty where that is not known.
+        stacks: the bytes of a stage's weights on a device; of a backward pass apart, with what its forward pass kept.
+        carried: the bytes that a device carries from trip to trip: microbatches on their way, sums of gradients.
+        held: by stage, the microbatches of a group between their forward and backward rows at most; empty of a run
+            without backward rows.
+        groups: by stage, its layers: `0-1, 8-9`.
+        rows: the timeline.
+        times: how often it runs per call.
+        op: the index in `PlanRecord.ops` of the computation that is manual on the axis.
+    """
+
+    schedule: str
+    axis: str
+    stages: int
+    microbatches: int
+    rounds: int
+    layers: int
+    trips: int
+    bubble: float
+    place: RecordedPlace
+    forward_bytes: float
+    backward_bytes: float
+    sent: float
+    durations: tuple[float, ...]
+    stacks: float
+    carried: float
+    held: tuple[int, ...]
+    groups: tuple[str, ...]
+    rows: tuple[RecordedRow, ...]
+    times: int = 1
+    op: int | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those of its rows."""
+        return tuple(dict.fromkeys(row.kind for row in self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTried:
+    """Numbers of microbatches that were tried, one for each line of a pipeline that gives several, with those lines;
+    what the plan with them takes by the cost model and holds at most, and whether a device has as much. `time` is None
+    where no plan fits, and then `peak` that of the least."""
+
+    microbatches: tuple[int, ...]
+    lines: tuple[str, ...]
+    time: float | None
+    peak: float
+    fits: bool
+    chosen: bool
+
+
+# How propagation gave values their axes, step by step: see `record.py`.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStart:
+    """A value whose layout was stated: its type before propagation, and the way to the annotation in words."""
+
+    value: str
+    type: str
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSpread:
+    """A value got an axis.
+
+    Attributes:
+        step: the number of the step, in which one op propagates; from 0.
+        value, dim, axis: what got it, and where.
+        type: of the value after the step.
+        source, source_dim: the value and dimension that had the axis; an empty name where no single value had it.
+        op, place: the op that propagated.
+        level, priority: the op priority (0 to 4) and the user priority.
+    """
+
+    step: int
+    value: str
+    dim: int
+    axis: str
+    type: str
+    source: str
+    source_dim: int
+    op: str
+    place: RecordedPlace
+    level: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPropagation:
+    """What values began with, and what each step gave them, in order."""
+
+    starts: tuple[RecordedStart, ...] = ()
+    spreads: tuple[RecordedSpread, ...] = ()

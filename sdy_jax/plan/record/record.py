@@ -1,30 +1,91 @@
-"""The whole of a plan as frozen dataclasses of strings, numbers and tuples: what is printed, drawn and compared.
-
-`Plan.record` makes one. Nothing in it refers to MLIR or to arrays, so that it outlives the process and reads the same
-on a machine without the function's source. Sizes are bytes per device, times in the unit of `RecordedTime.unit`.
-
-Values have names that edits elsewhere do not change: arguments and results of the function their paths
-(`params['w1']`, `result[0]`), others the name scopes or the function around them, and what jax calls the op:
-`layer_0/attention/dot_general`, `loss/reduce_sum (backward)`; `#2` for the second of that name. What a collective makes
-is named after what it moves: `all_gather(params['w1'])`. No name has a line number in it.
-
-Lines are `file.py:42`, relative to the directory that the plan was made in, or to where packages lie.
+"""The whole of a plan as frozen dataclasses of strings, numbers and tuples: what is printed, drawn and compared;
+demands on its collectives, and the part of it that people review.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sdy_jax.ir.extensions import Extension
-from sdy_jax.plan.record.counts import check_counts
-from sdy_jax.plan.record.diff import diff
+from sdy_jax.base.extensions import Extension
+from sdy_jax.errors import SdyError
+from sdy_jax.ir.collectives import KINDS
+from sdy_jax.ir.type_text import bytes_text, count_text
+from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
-from sdy_jax.plan.record.recorded_plan import (
-    RecordedPlan,
-)
+from sdy_jax.plan.record.program import RecordedCollective
+from sdy_jax.plan.record.recorded_plan import RecordedPlan
+
+# Demands on the number of collectives.
+
+_IN_JAX = {"psum": "all_reduce", "psum_scatter": "reduce_scatter", "ppermute": "collective_permute"}
+
+_LISTED = 8
+"""Collectives that a message lists. Chosen: for a reader."""
+
+
+def check_counts(record: RecordedPlan, expected: Mapping[str, int]) -> None:
+    """
+    Raises:
+        AssertionError: a kind of collective runs more or less often than expected.
+        SdyError: there is no such kind.
+    """
+    check_kinds(expected, "assert_collectives")
+    problems = []
+    for kind, count in expected.items():
+        found = [one for one in record.counted if one.kind == kind]
+        executions, known = sum(one.times for one in found), all(one.times_known for one in found)
+        if executions != count or not known:
+            at_least = "" if known else "at least "
+            lines = [f"{kind}: {at_least}{executions} per call, expected {count}", *listed(found)]
+            problems.append("\n".join(lines))
+    if problems:
+        raise AssertionError("\n".join([f"collectives of {record.name} on mesh {record.mesh}", *problems]))
+
+
+def check_kinds(kinds: Iterable[str], what: str) -> None:
+    """
+    Raises:
+        SdyError: one of them is no kind of collective.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            near = [_IN_JAX[kind]] if kind in _IN_JAX else difflib.get_close_matches(str(kind), KINDS, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise SdyError(
+                f"{what}: no collective is called {kind!r}; {meant}expected one of {', '.join(sorted(KINDS))}"
+            )
+
+
+def listed(collectives: Iterable[RecordedCollective]) -> list[str]:
+    """A line for each of the largest."""
+    found = sorted(collectives, key=lambda one: -one.total_wire_bytes)
+    more = [f"  and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return [*(f"  {line_of(one)}" for one in found[:_LISTED]), *more]
+
+
+def line_of(one: RecordedCollective) -> str:
+    """`model.py:9: all_reduce {"model"} of f32[8@data,16], 384 B x 3, for stablehlo.dot_general in mlp`."""
+    said, times = f"{one.kind} {one.detail}".rstrip(), count_text(one.times)
+    scope = f" in {one.place.scope}" if one.place.scope else ""
+    return f"{one.place.lines}: {said} of {one.type}, {bytes_text(one.wire_bytes)}{times}, for {one.cause}{scope}"
+
+
+# The whole of a plan as frozen dataclasses of strings, numbers and tuples: what is printed, drawn and compared.
+#
+# `Plan.record` makes one. Nothing in it refers to MLIR or to arrays, so that it outlives the process and reads the
+# same on a machine without the function's source. Sizes are bytes per device, times in the unit of
+# `RecordedTime.unit`.
+#
+# Values have names that edits elsewhere do not change: arguments and results of the function their paths
+# (`params['w1']`, `result[0]`), others the name scopes or the function around them, and what jax calls the op:
+# `layer_0/attention/dot_general`, `loss/reduce_sum (backward)`; `#2` for the second of that name. What a collective
+# makes is named after what it moves: `all_gather(params['w1'])`. No name has a line number in it.
+#
+# Lines are `file.py:42`, relative to the directory that the plan was made in, or to where packages lie.
 
 PAGE_OF: Extension[Callable[[PlanRecord], str]] = Extension("page_of")
 WRITE_PAGE: Extension[Callable[[PlanRecord, str | os.PathLike[str], PlanRecord | None], None]] = Extension("write_page")
@@ -96,3 +157,20 @@ class PlanRecord(RecordedPlan):
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"
+
+
+# The part of a plan that people review: arguments, results, collectives, and what they come from.
+
+
+def reviewed(record: PlanRecord) -> PlanRecord:
+    """A record without ops, values and the course of memory, of which there are as many as there are ops."""
+    memory = record.memory
+    if memory is not None:
+        memory = replace(memory, timeline=(), buffers=(), largest=())
+    collectives = tuple(map(_alone, record.collectives))
+    return replace(record, ops=(), values=(), memory=memory, collectives=collectives)
+
+
+def _alone(collective: RecordedCollective) -> RecordedCollective:
+    """A collective that does not refer to ops."""
+    return replace(collective, op=None, serves=None, members=tuple(map(_alone, collective.members)))

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table, mark_in, pipeline_schedule, scope_of
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.stored_shardings import list_of
-from sdy_jax.lowering.analysis.local_bytes import LocalBytes
-from sdy_jax.lowering.analysis.trip_counts import executions
-from sdy_jax.lowering.collectives.replica_groups import device_pairs
-from sdy_jax.pipelines.schedules.marks import Mark, mark_in, scope_of
-from sdy_jax.pipelines.schedules.tables import Kind, Table, pipeline_schedule
-from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.decided import Decided
-from sdy_jax.plan.record.pipelines import RecordedPipeline, RecordedRow, RecordedTried
-from sdy_jax.plan.record.program import RecordedCollective
+from sdy_jax.lowering.ops.collectives.written import device_pairs
+from sdy_jax.lowering.planner.facts.loops import executions
+from sdy_jax.lowering.planner.memory.buffers import LocalBytes
+from sdy_jax.plan.estimates import Decided
+from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.program import RecordedCollective, RecordedPipeline, RecordedRow, RecordedTried
+from sdy_jax.plan.recording.names import Places
 from sdy_jax.plan.recording.ops import OpRecords
-from sdy_jax.plan.recording.places import Places
 
 _MANUAL, _LOOP = "sdy.manual_computation", "stablehlo.while"
 _CASE, _PERMUTE = "stablehlo.case", "stablehlo.collective_permute"

@@ -1,29 +1,47 @@
-"""The record of a plan."""
+"""The record of a plan: arguments, results, annotations and lines of code; all other parts come from beside this
+module.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 import jax
+from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Op
+from sdy_jax.annotate.program import Program
+from sdy_jax.ir.attributes import itemsize, shape_and_dtype, shardings_from_attribute
+from sdy_jax.ir.collectives import COLLECTIVE_OPS
+from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.locations import short_source
-from sdy_jax.ir.tensor_types import itemsize
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord
-from sdy_jax.lowering.interface.notes import Note
-from sdy_jax.lowering.interface.outcomes import ChangedLayout, InParts, LayoutChoice, Recomputed
-from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.operations import CONSTRAINTS, function_type, main_function, pre_order
+from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.ir.type_text import type_text
+from sdy_jax.lowering.planner.report import ChangedLayout, CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
+from sdy_jax.lowering.planner.setting import Policy
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.plan.answers import Answers
-from sdy_jax.plan.border.border_specs import pasted
-from sdy_jax.plan.border.planned_with import input_names
-from sdy_jax.plan.estimates.fingerprint import fingerprint_of
-from sdy_jax.plan.estimates.work import flops
-from sdy_jax.plan.explanations.stated_costs import RESULTS
-from sdy_jax.plan.record.border import RecordedAxis, RecordedMesh
-from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
+from sdy_jax.plan.border import BoundaryValue, pasted
+from sdy_jax.plan.digests import fingerprint_of
+from sdy_jax.plan.estimates import flops
+from sdy_jax.plan.explanations.layout_reasons import RESULTS
+from sdy_jax.plan.explanations.origins import spec_text
+from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.program import (
+    RecordedAnnotation,
+    RecordedAxis,
+    RecordedBorder,
+    RecordedCode,
+    RecordedCollective,
+    RecordedCount,
+    RecordedFrame,
+    RecordedMemory,
+    RecordedMesh,
+    RecordedTensor,
+)
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
@@ -39,17 +57,95 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedRecomputed,
     RecordedTime,
 )
-from sdy_jax.plan.recording.border import BorderRecords, written
-from sdy_jax.plan.recording.code import code_of
-from sdy_jax.plan.recording.collectives import CollectiveRecords
-from sdy_jax.plan.recording.names import Names
-from sdy_jax.plan.recording.ops import OpRecords
+from sdy_jax.plan.recording.names import Names, Places, Tensors, frame_of
+from sdy_jax.plan.recording.ops import CollectiveRecords, OpRecords
 from sdy_jax.plan.recording.pipelines import PipelineRecords, tried
-from sdy_jax.plan.recording.places import Places, frame_of
-from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.type_text import type_text
+from sdy_jax.plan.stages import input_names
 from sdy_jax.version import __version__
+
+# Arguments, results, and what the user wrote in between, as plain data.
+
+_WRITTEN = frozenset((*COLLECTIVE_OPS, *CONSTRAINTS, "sdy.manual_computation"))
+
+
+class BorderRecords:
+    """Makes records of a plan's border."""
+
+    def __init__(self, plan: Answers, tensors: Tensors):
+        self._plan, self._tensors, self._line = plan, tensors, short_source(plan.source)
+        self._main = main_function(plan.program.module)
+        self._moves = {move.path: (move.before, move.bytes) for move in plan.moves}
+        automatic = plan.automatic
+        self._chosen = automatic.arguments | automatic.results if automatic is not None else frozenset()
+
+    def arguments(self) -> list[RecordedBorder]:
+        """The arguments, closed-over arrays first."""
+        values = (*self._plan.constants, *self._plan.arguments)
+        return self._records(values, function_type(self._main).inputs, "arg_attrs")
+
+    def results(self) -> list[RecordedBorder]:
+        """The results."""
+        return self._records(self._plan.results, function_type(self._main).results, "res_attrs")
+
+    def _records(self, values: Sequence[BoundaryValue], types: Sequence[ir.Type], side: str) -> list[RecordedBorder]:
+        if self._plan.planned_with is None:  # a program on local arrays
+            return [RecordedBorder(value.path, RecordedTensor(value.type)) for value in values]
+        stated = function_shardings(main_function(self._plan.stages["traced"]), side)
+        found = []
+        for value, type_, said in zip(values, types, stated, strict=True):
+            shape, dtype = shape_and_dtype(type_)
+            tensor = self._tensors.of(dtype, shape, value.sharding)
+            origin = self._origin(value.path, said is not None)
+            text = spec_text(said) if said is not None and origin == "stated" else ""
+            line = self._line if text else ""
+            found.append(
+                RecordedBorder(value.path, tensor, origin, text, line, *self._moves.get(value.path, ("", 0.0)))
+            )
+        return found
+
+    def _origin(self, path: str, is_stated: bool) -> str:
+        if path in self._chosen:
+            return "planner"
+        if path in self._plan.as_passed:
+            return "passed"
+        return "stated" if is_stated else "propagation"
+
+
+def written(traced: Program, places: Places) -> Iterator[RecordedAnnotation]:
+    """What the user wrote inside of the function, in program order."""
+    for op in Graph(traced.module).ops:
+        if op.name in _WRITTEN:
+            shape = op.results[0] if op.results else None
+            type_ = f"{shape.dtype}[{','.join(map(str, shape.shape or ()))}]" if shape is not None else ""
+            yield RecordedAnnotation(op.name.removeprefix("sdy."), _text(op), type_, places.of(op.mlir.location))
+
+
+def _text(op: Op) -> str:
+    if op.name == "sdy.manual_computation":
+        sides = (shardings_from_attribute(op.attributes[name]) for name in ("in_shardings", "out_shardings"))
+        return " -> ".join(f"({', '.join(map(spec_text, side))})" for side in sides)
+    sharding = op.results[0].sharding if op.results else None
+    return spec_text(sharding) if sharding is not None else ""
+
+
+# The user's program by its lines.
+
+
+def code_of(module: ir.Operation, places: Places) -> tuple[RecordedCode, ...]:
+    """The ops of a module before it is partitioned, by the lines at which they stand: what jax calls them, and how many
+    there are."""
+    found: dict[tuple[RecordedFrame, ...], Counter[str]] = {}
+    for op in pre_order(main_function(module)):
+        place = places.of(op.location)
+        if place.primitive and not op.name.startswith("sdy."):  # those are the annotations
+            found.setdefault(place.frames, Counter())[place.primitive] += 1
+    return tuple(
+        RecordedCode(frames, tuple(RecordedCount(name, count) for name, count in names.items()))
+        for frames, names in found.items()
+    )
+
+
+# The record of a plan.
 
 _OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory", "recompute")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from random_programs.tensors import Case, Tensor, adder, family, i64s, reducer
-from sdy_jax.op_rules import custom_call as custom_call_rules
-from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
-from sdy_jax.op_rules.registry import SILENT_TARGETS
+from sdy_jax.shardy.rules import custom_calls as custom_call_rules
+from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
+from sdy_jax.shardy.rules.registry import SILENT_TARGETS
 
 GROUPS = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
 

@@ -6,7 +6,7 @@ import math
 import random
 
 from random_programs.tensors import Case, Shape, Tensor, family, i64s
-from sdy_jax.op_rules.registry import names
+from sdy_jax.shardy.rules.registry import names
 
 UNARY = names(
     "stablehlo",

@@ -7,14 +7,15 @@ import random
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.ir.collectives import KINDS
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.reshard import route_prices
+from sdy_jax.lowering.reshard.layout_graph import is_small
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.lowering.reshard.routes import RoutePrices, classes
-from sdy_jax.lowering.reshard.routes.space import is_small
+from sdy_jax.lowering.reshard.route_prices import RoutePrices
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.representation.sharding import TensorSharding
 
 COSTS = CostModel()
 EIGHT, TWO_BY_FOUR, CUBE = Mesh.of(x=8), Mesh.of(x=2, y=4), Mesh.of(x=2, y=2, z=2)
@@ -198,9 +199,11 @@ def test_with_latency_sizes_between_powers_of_four_are_priced_within_a_few_perce
 
 
 def test_with_latency_sizes_between_two_powers_share_their_paths(monkeypatch):
-    classes._routes.cache_clear()
+    route_prices._routes.cache_clear()
     searches = []
-    monkeypatch.setattr(classes, "shortest", lambda *args, found=classes.shortest: searches.append(1) or found(*args))
+    monkeypatch.setattr(
+        route_prices, "shortest", lambda *args, found=route_prices.shortest: searches.append(1) or found(*args)
+    )
     costs, given = CostModel(latency=5.0), layouts(TWO_BY_FOUR, (8, 16))
     book = RoutePrices("m", TWO_BY_FOUR, costs)
     book.matrix((40, 16), 4.0, given, given)
@@ -253,9 +256,11 @@ def test_sub_axes_are_atoms():
 
 
 def test_equal_classes_are_priced_once(monkeypatch):
-    classes._routes.cache_clear()
+    route_prices._routes.cache_clear()
     searches = []
-    monkeypatch.setattr(classes, "shortest", lambda *args, found=classes.shortest: searches.append(1) or found(*args))
+    monkeypatch.setattr(
+        route_prices, "shortest", lambda *args, found=route_prices.shortest: searches.append(1) or found(*args)
+    )
     book, given = RoutePrices("m", TWO_BY_FOUR, COSTS), layouts(TWO_BY_FOUR, (8, 16))
     first = book.matrix((8, 16), 4.0, given, given)
     count = len(searches)
@@ -307,7 +312,7 @@ def test_a_transposed_tensor_is_of_the_class_of_the_other():
     """Its routes are found once, and what they cost is the same."""
     given = layouts(CUBE, (8, 16))
     turned = [TensorSharding.closed("m", s.axes[::-1], s.unreduced_axes) for s in given]
-    both = [classes.ShapeClass(shape, CUBE, each).blocks for shape, each in (((8, 16), given), ((16, 8), turned))]
+    both = [route_prices.ShapeClass(shape, CUBE, each).blocks for shape, each in (((8, 16), given), ((16, 8), turned))]
     assert both[0] == both[1]
     book = RoutePrices("m", CUBE, COSTS)
     found = book.matrix((8, 16), 4.0, given, given)

@@ -16,11 +16,11 @@ from stages import assert_stages_run
 from uneven_blocks import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.reshard.planner import Reshards, plan_reshard
-from sdy_jax.lowering.strips.relayout import Relaid, is_relaid, relayout, sent
+from sdy_jax.lowering.reshard.relayouts import Relaid, is_relaid, relayout, sent
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
@@ -95,7 +95,7 @@ def planned():
     """A partitioned function that relays rows out, and its argument."""
     with setting(PARTITIONED, True):
         x = jnp.asarray(RNG.normal(size=(72, WIDTH)), np.float32)
-        yield sdy.partition(halved, mesh=PLANE, in_shardings=P(XY)), x
+        yield sdy.partition(halved, mesh=PLANE, in_shardings=P(XY), costs=sdy.CostModel(bandwidth=1e9, flop=1e-10)), x
 
 
 RNG = np.random.default_rng(1)

@@ -6,13 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.costs.cost_model import CostModel
-from sdy_jax.lowering.interface.memo import Memo
-from sdy_jax.lowering.model import layout_table
-from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.planner.problem import layout_table
+from sdy_jax.lowering.planner.problem.layout_table import LayoutTable, Prices, ValueClass
+from sdy_jax.lowering.planner.setting import Memo
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.lowering.targets.cost_model import CostModel
 
 MESH, COSTS = Mesh.of(x=2, y=4), CostModel.of_platform("cpu")
 X, Y = AxisRef("x"), AxisRef("y")

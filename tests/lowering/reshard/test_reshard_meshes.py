@@ -13,11 +13,10 @@ from reshard_cases import mesh_of, random_sharding, sharding
 from reshard_simulator import Simulator
 from sdy_oracle import run_passes
 
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.reshard import solution as resharding
-from sdy_jax.lowering.reshard.across_meshes import plan_across
-from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.lowering.reshard.planner import plan_across, plan_reshard
+from sdy_jax.lowering.targets.cost_model import CostModel
 
 COSTS = CostModel()
 SEED = int(os.environ.get("SDY_JAX_SEED", random.SystemRandom().randrange(1 << 30)))

@@ -8,12 +8,12 @@ import pytest
 from reshard_cases import axes, mesh_of, random_sharding, sharding
 from reshard_simulator import Simulator
 
-from sdy_jax.lowering.costs.cost_model import CostModel
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.reshard import solution as resharding
-from sdy_jax.lowering.reshard.bound import least_time
+from sdy_jax.lowering.reshard.bounds import least_time
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.lowering.targets.cost_model import CostModel
 
 TABLE = [  # shape, mesh, source, target, bytes per device (f32)
     ("16x8", "x=2 y=2 z=2", "[{x},{}]", "[{},{}]", 256),

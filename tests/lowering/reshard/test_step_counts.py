@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from sdy_jax.lowering.reshard.step_counts import steps_between
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.reshard.bounds import steps_between
 
 ABSENT, UNREDUCED = None, "unreduced"
 

@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.targets import calibration
-from sdy_jax.lowering.targets.calibration import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
-from sdy_jax.lowering.targets.registry import machines
-from sdy_jax.lowering.targets.tiles import LastCut
-from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.mesh import Mesh as Axes
+from sdy_jax.ir.meshes import AxisRef
+from sdy_jax.ir.meshes import Mesh as Axes
+from sdy_jax.lowering.targets import measurements
+from sdy_jax.lowering.targets.measurements import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
+from sdy_jax.lowering.targets.rates import LastCut
+from sdy_jax.lowering.targets.target import machines
 from sdy_jax.runtime.measuring import CollectiveTime
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
@@ -73,20 +73,20 @@ def test_fast_devices_are_measured_with_more_than_what_any_op_takes(monkeypatch)
         asked.append(rows)
         return launch + flop * rows**3
 
-    monkeypatch.setattr(calibration, "product_time", product_time)
-    monkeypatch.setattr(calibration, "elementwise_time", lambda mesh, n: launch + 2 * memory * n + error * (n == 4))
-    monkeypatch.setattr(calibration, "collective_times", lambda *_: [])
+    monkeypatch.setattr(measurements, "product_time", product_time)
+    monkeypatch.setattr(measurements, "elementwise_time", lambda mesh, n: launch + 2 * memory * n + error * (n == 4))
+    monkeypatch.setattr(measurements, "collective_times", lambda *_: [])
     found = Calibration.measured(MESH, Sizes())
     assert found.flop == pytest.approx(flop, rel=0.05) and found.memory == pytest.approx(memory, rel=0.05)
     assert asked == [1024, 2048, 4096] and found.launch == pytest.approx(launch + error, rel=1e-3)
 
 
 def test_what_is_measured_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(calibration, "product_time", lambda mesh, rows, dtype: 0.0)
-    monkeypatch.setattr(calibration, "elementwise_time", lambda mesh, n: 1e-3 if n == 4 else 0.0)
-    monkeypatch.setattr(calibration, "collective_times", lambda *_: [])
+    monkeypatch.setattr(measurements, "product_time", lambda mesh, rows, dtype: 0.0)
+    monkeypatch.setattr(measurements, "elementwise_time", lambda mesh, n: 1e-3 if n == 4 else 0.0)
+    monkeypatch.setattr(measurements, "collective_times", lambda *_: [])
     found = Calibration.measured(MESH, Sizes())
-    assert found.flop == found.memory == calibration._LEAST
+    assert found.flop == found.memory == measurements._LEAST
 
 
 def costs_of(path):
@@ -153,7 +153,7 @@ def test_measuring_again_replaces_the_file(tmp_path, monkeypatch):
     path.write_text("nonsense")
     monkeypatch.setattr(Calibration, "measured", lambda *_: KNOWN)
     calibrated(MESH, path, again=True, sizes=SMALL)
-    assert json.loads(path.read_text())["version"] == calibration.VERSION
+    assert json.loads(path.read_text())["version"] == measurements.VERSION
 
 
 def test_the_file_lies_where_caches_do(tmp_path, monkeypatch):
@@ -232,4 +232,4 @@ def test_what_all_collectives_rearrange_is_a_part_of_measured_times():
 
 def test_no_published_rate_is_below_the_least_that_is_believed() -> None:
     chips = [machine.chip for machine in machines().values()]
-    assert chips and min([2 / chip.flops for chip in chips] + [1 / chip.memory for chip in chips]) > calibration._LEAST
+    assert chips and min([2 / chip.flops for chip in chips] + [1 / chip.memory for chip in chips]) > measurements._LEAST

@@ -12,9 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
-from sdy_jax.lowering.interface.setting import limit
-from sdy_jax.lowering.targets.registry import device_memory, machine_name, machines
-from sdy_jax.lowering.targets.target import memory_of
+from sdy_jax.lowering.planner.setting import limit
+from sdy_jax.lowering.targets.target import device_memory, machine_name, machines, memory_of
 
 
 def mesh_of(kind: str, platform: str, places: np.ndarray, names: tuple[str, ...], of: str = "process_index"):

@@ -12,16 +12,33 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
-from sdy_jax.lowering.collectives.compiler_forms import not_before
-from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Order
-from sdy_jax.lowering.targets.cpu import CPU
-from sdy_jax.lowering.targets.family import Arrays, Family
-from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
-from sdy_jax.lowering.targets.registry import FAMILIES, device_memory, family_of_platform, machine_name, register
-from sdy_jax.lowering.targets.target import Target, forms_for
-from sdy_jax.lowering.targets.tiles import Copies, Tiles
+from sdy_jax.lowering.ops.collectives.movement import not_before
+from sdy_jax.lowering.targets.family import (
+    GIB,
+    Arrays,
+    Chip,
+    Collectives,
+    Compiler,
+    Family,
+    Fusion,
+    Links,
+    Machine,
+    Network,
+    Order,
+)
+from sdy_jax.lowering.targets.rates import Copies, Tiles
+from sdy_jax.lowering.targets.target import (
+    CPU,
+    FAMILIES,
+    Target,
+    device_memory,
+    family_of_platform,
+    forms_for,
+    machine_name,
+    register,
+)
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.runtime.forms import Forms
+from sdy_jax.runtime.meshes import Forms
 
 KIB = 1024
 
@@ -53,7 +70,7 @@ ABACUS = Family(
 @pytest.fixture
 def abacus(monkeypatch):
     """It is registered meanwhile."""
-    monkeypatch.setattr("sdy_jax.lowering.targets.registry.FAMILIES", FAMILIES.copy())
+    monkeypatch.setattr("sdy_jax.lowering.targets.target.FAMILIES", FAMILIES.copy())
     return register(ABACUS)
 
 
@@ -81,7 +98,7 @@ def test_a_form_is_taken_by_all_whose_compiler_takes_it_best(monkeypatch):
     """The families are asked when a program is traced; which of them it is for, when it is lowered."""
     x = jnp.ones(4)
     (known,) = branches_of(lambda y: not_before(y, y, otherwise=jnp.add), x)
-    monkeypatch.setattr("sdy_jax.lowering.targets.registry.FAMILIES", FAMILIES.copy())
+    monkeypatch.setattr("sdy_jax.lowering.targets.target.FAMILIES", FAMILIES.copy())
     register(Family("slate", forms=Forms(barriers_last=True)))
     (now,) = branches_of(lambda y: not_before(y, y, otherwise=jnp.add), x)
     assert known == (("tpu",), None) and now == (("tpu", "slate"), None)

@@ -10,7 +10,7 @@ from partitioned_ops import LINE, PLANE
 from planned_steps import step
 
 import sdy_jax as sdy
-from sdy_jax.plan.estimates.work import flops
+from sdy_jax.plan.estimates import flops
 
 X, W = np.ones((64, 32), np.float32), np.ones((32, 16), np.float32)
 DOT = 2 * 64 * 32 * 16

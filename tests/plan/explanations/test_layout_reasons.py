@@ -17,10 +17,9 @@ from planned_steps import BATCH, LAYER, PROGRAMS, Program, shapes, step
 
 import sdy_jax as sdy
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.solve.certificate import _Exact, certified
-from sdy_jax.lowering.solve.clusters import clusters, compared, set_back
-from sdy_jax.lowering.solve.improvement import improved
-from sdy_jax.lowering.solve.moves import moves_of
+from sdy_jax.lowering.planner.solve.certificate import _Exact, certified, clusters, compared, set_back
+from sdy_jax.lowering.planner.solve.improvement import improved
+from sdy_jax.lowering.planner.solve.moves import moves_of
 
 HERE = Path(__file__).name
 
@@ -77,7 +76,7 @@ def test_on_one_axis_the_bound_is_the_least_cost(seed):
 @pytest.mark.parametrize("most", [0, 3])
 @pytest.mark.parametrize("seed", range(30))
 def test_where_sets_of_layouts_are_left_out_there_is_still_a_bound(seed, most, monkeypatch):
-    monkeypatch.setattr("sdy_jax.lowering.solve.certificate.MOST_SUPPLIES", most)
+    monkeypatch.setattr("sdy_jax.lowering.planner.solve.certificate.MOST_SUPPLIES", most)
     program, least = drawn_program(seed, 3 + seed % 4)
     assert 0 <= solved(program.model, program.modelled.start) <= least * (1 + 1e-9)
 
@@ -89,7 +88,7 @@ def both_ways(x):
 @pytest.mark.parametrize("most", [0, 400])
 def test_a_value_may_exist_in_several_layouts_at_once(most, monkeypatch):
     """One all-to-all for two results that are split otherwise; the third takes the argument as it is."""
-    monkeypatch.setattr("sdy_jax.lowering.solve.certificate.MOST_SUPPLIES", most)
+    monkeypatch.setattr("sdy_jax.lowering.planner.solve.certificate.MOST_SUPPLIES", most)
     columns = P(None, "x")
     program = Program(both_ways, shapes((64, 64)), LINE, (P("x"),), (P("x"), columns, columns), sdy.CostModel())
     bound, sent = solved(program.model, program.modelled.start), 64 * 64 * 4 / 8 * 7 / 8

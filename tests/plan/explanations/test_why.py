@@ -18,19 +18,16 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.meshes import AxisRef, overlaps
 from sdy_jax.ir.operations import body_of, main_function, terminator_of
-from sdy_jax.op_rules import RuleBook
-from sdy_jax.passes import run_pipeline
-from sdy_jax.passes.pipelines import plan_import
-from sdy_jax.plan.explanations.annotation_origins import StatedBorder
+from sdy_jax.ir.parsers import parse_axis
+from sdy_jax.plan.explanations.origins import StatedBorder
 from sdy_jax.plan.explanations.why import Explanation, given_arguments
-from sdy_jax.propagation import propagate
-from sdy_jax.propagation.blockers import Blockers, Reason
-from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.history import axis_at
-from sdy_jax.representation.axes import overlaps
-from sdy_jax.representation.axis_text import parse_axis
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.shardy.passes.pipelines import plan_import, run_pipeline
+from sdy_jax.shardy.propagation import propagate
+from sdy_jax.shardy.propagation.engine import Engine
+from sdy_jax.shardy.propagation.explanations import Blockers, Reason, axis_at
+from sdy_jax.shardy.rules import RuleBook
 
 MATRIX = "tensor<8x8xf32>"
 HERE = Path(__file__).name

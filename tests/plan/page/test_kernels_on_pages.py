@@ -10,9 +10,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.ir.type_text import flops_text
 from sdy_jax.plan.page.tables import table_of
 from sdy_jax.plan.record.files import load_plan
-from sdy_jax.representation.type_text import flops_text
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 HEADS, X = P("data", "model"), jax.ShapeDtypeStruct((8, 4, 256, 128), jnp.bfloat16)

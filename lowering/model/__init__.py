@@ -1,1 +1,0 @@
-"""A program as the planner sees it: nodes that choose among candidates, values that lead from node to node, prices."""

@@ -1,0 +1,376 @@
+"""The entry of planning: a program partitioned by a plan for all of it, in the form (parts, reruns) that costs least.
+
+See docs/explanation/planner.md#from-choice-to-program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import copied, replace_contents
+from sdy_jax.ir.type_text import bytes_text, seconds_text
+from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
+from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.problem.candidates import changed_statements
+from sdy_jax.lowering.planner.problem.layout_plan import (
+    BorderLayouts,
+    Follow,
+    FreeBorder,
+    Keep,
+    Partitioned,
+    ProgramChoices,
+    ProposedLayouts,
+    Rewrite,
+)
+from sdy_jax.lowering.planner.report import ChangedLayout, InParts, LayoutChoice, Note, PartitionReport
+from sdy_jax.lowering.planner.rewrites.blocked_loops import run_in_parts
+from sdy_jax.lowering.planner.rewrites.blocking_choice import BlockingCandidate, BlockingCandidates, Sizes, tell_apart
+from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Growth, RuleOf
+from sdy_jax.lowering.planner.rewrites.dead_code import erase_dead_code
+from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, prepared
+from sdy_jax.lowering.planner.rewrites.recomputation import Program, best_program, rewritten
+from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
+from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
+from sdy_jax.lowering.planner.schedule.hidden_time import Inserted, erase_marks, hidden_by_work
+from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
+from sdy_jax.lowering.planner.search.memory_search import FEW, GivenUp
+from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
+from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.shardy.rules import RuleBook
+
+# Partitioning a program by a plan for all of it.
+#
+# A copy is partitioned first, op by op, around the shardings that propagation gave. From there the layouts of the
+# whole program are planned, and a second copy follows the plan. Where that program holds more than it may, others are
+# tried that hold less (`memory_search.py`). Of all programs that fit the cheapest one stays. A program that sends
+# nothing as it is proposed stays so: no plan could send less, and what every device computes was asked for. So does
+# one on many axes. See docs/explanation/planner.md#from-choice-to-program.
+
+
+def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
+    """As `partition_locally`, with the layouts of the whole program chosen together where the policy says so.
+
+    Returns:
+        What was inserted, and what was chosen.
+
+    Raises:
+        MemoryLimitError: no program was found that keeps within the memory that the policy states.
+    """
+    erase_marks(module)
+    graph = prepared(module, setting)
+    if setting.policy.layouts == "global":
+        search = LayoutSearch(graph, setting)
+        return finished(module, search, search.fitting(search.found()))
+    proposal = Partitioner(graph, setting).run()
+    program = PartitionedProgram(proposal, setting)
+    proposal.report.hidden = hidden_by_work(proposal, proposal.inserted, setting).time
+    return Partitioned(_combined(module, program, proposal.inserted, lambda: program.peak), ProgramChoices())
+
+
+def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> Partitioned:
+    """Rewrites a module as the best of some trials says, with collectives beside what hides them."""
+    best = search.best(fitting)
+    proposal, setting = best.proposal, search.setting
+    if search.can_be_planned:
+        proposal.report.layouts = _choice(search.graph, best, search.proposed)
+    overlap = best.overlap
+    exposed = overlap.mark(proposal.inserted, proposal.report)
+
+    def held() -> Peak:
+        return peak_of(proposal.partitioned, setting.target) if overlap.ahead else best.peak
+
+    choices = ProgramChoices(best.plan, proposal.layouts.decided if best.plan is None else {})
+    return Partitioned(_combined(module, best, exposed, held), choices)
+
+
+def _combined(
+    module: ir.Operation, program: PartitionedProgram, exposed: Inserted, held: Callable[[], Peak]
+) -> PartitionReport:
+    """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
+    proposal, setting = program.proposal, program.setting
+    combined = combine_collectives(proposal, exposed, setting, held)
+    proposal.report.held = (combined or held()).total if setting.available else 0.0
+    if proposal.module is not module:
+        replace_contents(module, proposal.module)
+    return proposal.report
+
+
+def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, known: float = math.inf) -> BorderLayouts:
+    """The layouts of arguments and results with which a program costs least, of those that may have any.
+
+    Args:
+        module: a propagated module, from whose border the search starts. It is rewritten.
+        setting: as for `partition_whole`; there is no limit of memory but the policy's, and that of the device.
+        border: what is free.
+        known: what a program costs that is known to fit; dearer ones need not be found.
+
+    Raises:
+        MemoryLimitError: no program was found that keeps within the policy's memory.
+    """
+    if not setting.available:
+        setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
+    search = LayoutSearch(prepared(module, setting), setting, border, known)
+    best = search.budget.best(search.fitting(search.planned()))
+    if best.plan is not None:
+        return best.plan.border
+    layouts = best.proposal.layouts
+    return BorderLayouts(
+        {n: layouts.arguments[n] for n in border.arguments}, {n: layouts.results[n] for n in border.results}
+    )
+
+
+def _choice(graph: Graph, best: PartitionedProgram, proposed: PartitionedProgram) -> LayoutChoice:
+    plan, changed = best.plan, tuple(_changed(graph, best.proposal.layouts, proposed.proposal.layouts))
+    chosen = plan.chosen if plan is not None else ()
+    sent, written = (best.sending, proposed.sending), best.sending_of(("user",))
+    held = proposed.peak.total if proposed.exposed < best.exposed else 0.0
+    return LayoutChoice(best.cost, proposed.cost, changed, *sent, chosen, written, best.exposed, proposed.exposed, held)
+
+
+def _changed(graph: Graph, chosen: ProposedLayouts, proposed: ProposedLayouts) -> Iterator[ChangedLayout]:
+    """The results that are made in other layouts than proposed."""
+    yield from changed_statements(graph, chosen, proposed)
+    for number, decision in chosen.decided.items():
+        op, before = graph.ops[number], proposed.shardings_of(number)
+        count = len(op.operands)
+        for value, new, old in zip(op.results, decision.shardings[count:], before[count:], strict=True):
+            if not new.same_layout_as(old) and value.shape:
+                yield ChangedLayout(op.name, op.mlir.location, value.dtype, value.shape, new, old)
+
+
+# Partitioning a program that may compute again what it would else hold, and work on its largest values in parts.
+
+_TRIES = 4
+"""Programs with more and more parts that are planned, at most. Guessed: each is a plan; the last one that holds less is
+taken, so fewer may end above the limit."""
+
+_MORE = 1.1
+"""How much less large values may take than the last program held too much: what is around them changes, too. Guessed:
+with 1, the next try misses the limit by little again; with more, there are more parts than need be."""
+
+_SAVED = 0.01
+"""The share of what a program holds too much that more parts have to save. Measured (2026-11, `scripts/bench_models`):
+an 8B step on 32768 tokens, 64 chips of v5e, constrained, takes 76 s in 64 parts of queries, and 82 s in 256, which hold
+16 KiB less of 15.5 GiB, as the most is held elsewhere. With less, such parts are taken; with much more, a search ends
+that more parts would end as well."""
+
+_SHARED = 1 / 16
+"""The share of what the program holds too much from which on a value that two groups share is recomputed. Guessed: with
+less, small values are computed twice for nothing; with more, groups stay joined and cannot be cut."""
+
+_AS_MUCH = 2
+"""How many times as much as its largest group's values a program may hold too much, so that parts may help. Guessed: a
+search that is spared; with less, programs that would fit in parts are given up."""
+
+_OF_LIMIT = 1 / 8
+"""The share of what a device may hold that the values of a group may take: more parts cost little, and what compilers
+rearrange of them is not known. Measured (2026-11, libtpu 0.0.51): with as much as was left, an 8B model's step on 32768
+tokens per chip of v5e was estimated at 13.9 GiB and took 16.9."""
+
+_LEAST = 1 / 64
+"""The share of what a device may hold that they may take at least: in more parts, other values are in the way.
+Guessed: with less, there are loops of many short trips."""
+
+
+def partition(
+    module: ir.Operation,
+    setting: Setting,
+    named: Collection[Mark] = (),
+    follow: Follow | None = None,
+    kept: Keep | None = None,
+    known: float = math.inf,
+) -> Partitioned:
+    """As `partition_whole`. Where the cheapest program does not fit, values that are held between a forward and
+    a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
+
+    Args:
+        named: the lines and types of values that are held where anything fits by that.
+        follow: gives choices that are known, in place of a search.
+        kept: gives those that are known for some ops, which are kept where a program fits so.
+        known: what another program costs that is known to fit. One that does not as it is written is given up if it
+            has to cost more for that; what is found is the same whatever is known.
+
+    Raises:
+        MemoryLimitError: no program was found that keeps within the memory that the policy states.
+        GivenUp: what would be found is not worth what is known.
+    """
+    if follow is not None and setting.policy.layouts == "global":
+        return _followed(module, setting, named, follow)
+    if kept is not None and setting.policy.layouts == "global":
+        found = _keeping(module, setting, kept)
+        if found is not None:
+            return found
+    if setting.policy.layouts != "global" or not setting.available:
+        return partition_whole(module, setting)
+    erase_marks(module)
+    search = LayoutSearch(prepared(module, setting), setting)
+    program = _best(search, named, known)
+    return _finished(module, program, program.search.fitting(program.found))
+
+
+def _finished(module: ir.Operation, program: Program, fitting: Sequence[PartitionedProgram]) -> Partitioned:
+    """Rewrites a module as the best of some trials of a program says."""
+    before = None if program.what is None and not program.blocked else _stage(program.search.graph)
+    report, choices = finished(module, program.search, fitting)
+    report.recomputed, report.blocked, report.before = program.what, program.blocked, before
+    saved = program.what.bytes if program.what is not None else 0.0
+    return Partitioned(report, replace(choices, rewrites=program.rewrites, saved=saved))
+
+
+def _followed(module: ir.Operation, setting: Setting, named: Collection[Mark], follow: Follow) -> Partitioned:
+    """As `partition`, by choices that are known."""
+    erase_marks(module)
+    program = Program(LayoutSearch(prepared(module, setting), setting))
+    for number, rewrite in enumerate(follow.rewrites):
+        program.found = [_trial(program.search, follow, number)]
+        program = _rewritten(program, rewrite, named)
+    if program.what is not None:
+        program.what = program.what._replace(bytes=follow.saved)
+    return _finished(module, program, [_trial(program.search, follow, len(follow.rewrites))])
+
+
+def _keeping(module: ir.Operation, setting: Setting, kept: Keep) -> Partitioned | None:
+    """As `partition`, with some choices that are known; None, and nothing done, where that does not fit."""
+    erase_marks(module)
+    search = LayoutSearch(prepared(copied(module), setting), setting)
+    trial = search.keeping(kept.plan(search.graph, search.setting))
+    if trial is None:
+        return None
+    if kept.is_compared:
+        _compare(trial, search)
+    return finished(module, search, [trial])
+
+
+def _compare(trial: PartitionedProgram, search: LayoutSearch) -> None:
+    """Notes what a trial that keeps choices of another plan costs more than one that keeps none."""
+    free = search.best(search.allowed(search.found()) or [trial])
+    if trial.cost - free.cost > search.least_gain:
+        text = seconds_text if search.costs.unit == "seconds" else bytes_text
+        message = (
+            f"layouts of the plan that like= gives are kept: the program costs {text(trial.cost)} on each device, by "
+            f"the cost model, and {text(free.cost)} where all of them are chosen anew"
+        )
+        trial.proposal.report.notes[Note("layouts", "", message)] = None
+
+
+def _trial(search: LayoutSearch, follow: Follow, number: int) -> PartitionedProgram:
+    plan = follow.plan(number, search.graph, search.setting)
+    return search.proposed if plan is None else search.trial(plan)
+
+
+def _rewritten(program: Program, rewrite: Rewrite, named: Collection[Mark]) -> Program:
+    """A program with something that is computed again, or in parts; itself where that is nothing."""
+    if rewrite.kind == "parts":
+        return _cut(program, rewrite) or program
+    found = rewritten(program, rewrite, named)
+    if found is None:
+        return program
+    return Program(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
+
+
+def _best(search: LayoutSearch, named: Collection[Mark], known: float) -> Program:
+    """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
+    parts, with something that is computed again; and of that, more in parts, as its layouts are others. `known`: what
+    another program costs that is known to fit."""
+    written = Program(search, prices=FEW, known=known)
+    if not written.fits and written.cheapest.cost > known:
+        raise GivenUp
+    tried = [_again(written, named)]
+    if not tried[-1].fits:
+        tried += _in_parts(written)
+    if not tried[-1].fits:
+        parts = min(tried[1:] or tried, key=Program.rank)
+        again = _again(replace(parts, prices=FEW), named) if parts.blocked else parts
+        tried += [again, *_in_parts(again)] if again.blocked or again.what is not None else []
+    return min(tried, key=Program.rank)
+
+
+def _again(program: Program, named: Collection[Mark]) -> Program:
+    """A program, with trials at few prices, that may compute something again; with trials at all prices else."""
+    if not program.search.policy.recompute:
+        return program.at_all_prices
+    found = best_program(program, named)
+    found.blocked = program.blocked
+    return found
+
+
+def _stage(graph: Graph) -> ir.Operation:
+    """A program as it is before it is partitioned."""
+    module = copied(graph.module)
+    module.attributes[PREPARED] = ir.UnitAttr.get(module.context)
+    return module
+
+
+def _in_parts(program: Program) -> Iterator[Program]:
+    """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
+    rule_of, shared = _rules(), _SHARED * max(program.too_much, 0.0)
+    size, before, last = None, None, math.inf
+    for _ in range(_TRIES):
+        graph, candidates = _candidates(program, rule_of, shared)
+        most = candidates.most
+        if program.too_much > _AS_MUCH * most:
+            return
+        size = min(most - program.too_much, _OF_LIMIT * program.search.limit) if size is None else size
+        size = max(size, _LEAST * program.search.limit)
+        chosen = _chosen(candidates, size)
+        if not chosen or [cut for _, cut in chosen] == before:
+            return
+        before = [cut for _, cut in chosen]
+        less = _in_loops(program, graph, chosen, Rewrite("parts", shared=shared, size=size))
+        if not less.fits and less.too_much > (1 - _SAVED) * last:
+            return
+        less.give_up_if_dear()
+        yield less
+        if less.fits:
+            return
+        last = less.too_much
+        size = min(size / 2, size - _MORE * less.too_much)
+
+
+_Chosen = list[tuple[BlockingCandidate, Cut]]
+
+
+def _rules() -> RuleOf:
+    return RuleBook(conservative=True).without_overrides().rule_of
+
+
+def _cut(program: Program, rewrite: Rewrite) -> Program | None:
+    """A program that makes its largest values in parts; None where there is nothing to cut."""
+    graph, candidates = _candidates(program, _rules(), rewrite.shared)
+    chosen = _chosen(candidates, rewrite.size)
+    return _in_loops(program, graph, chosen, rewrite) if chosen else None
+
+
+def _chosen(candidates: BlockingCandidates, size: float) -> _Chosen:
+    """The groups that run in parts, so that none takes more than so many bytes, if possible."""
+    return [(each, cut) for each in candidates.above(size) if (cut := each.cut(size)) is not None]
+
+
+def _in_loops(program: Program, graph: Graph, chosen: _Chosen, rewrite: Rewrite) -> Program:
+    """A program, of which this is a copy, with some groups of it in loops."""
+    what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
+    for each, cut in chosen:
+        run_in_parts(each.group, cut, rule_of)
+    search, blocked = program.search.of(erase_dead_code(Graph(graph.module)), program.known), (*program.blocked, *what)
+    return Program(search, program.what, blocked=blocked, rewrites=program.after(rewrite), known=program.known)
+
+
+def _candidates(program: Program, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:
+    """A copy of a program, in which groups share no values of so many bytes, and what of it could run in parts."""
+    search, graph = program.search, Graph(copied(program.search.graph.module))
+    target = search.setting.target
+    prices = ProgramPrices(graph, program.least, target.arrays)
+    origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), shared)
+    sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
+    return graph, BlockingCandidates(graph, sizes, search.mesh, rule_of, target.compiler.fusion, search.limit)
+
+
+def _in_report(candidate: BlockingCandidate, cut: Cut) -> InParts:
+    value, dim = candidate.value, candidate.span.dim
+    assert value.defining_op is not None and value.shape is not None
+    return InParts(value.dtype, value.shape, dim, cut.parts, candidate.inside, value.defining_op.mlir.location)

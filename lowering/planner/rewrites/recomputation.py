@@ -1,0 +1,284 @@
+"""Recomputation: what is held between a forward and a backward pass, and what is computed again instead.
+
+jax keeps what a derivative needs of the forward pass: of a scan, stacks with an entry per trip. Where a program does
+not fit, some of these values are computed again of others, by the ops that made them. Which ones is a minimum cut: the
+ops that run again cost their time, and each value that stays costs a price for its bytes, which rises until enough is
+saved.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the cut as in the partitioner of PyTorch's
+AOTAutograd; `jax.checkpoint`, whose policies state by hand what is found here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.locations import RUN_AGAIN, is_computed_again, may_mention
+from sdy_jax.ir.operations import copied
+from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, Rewrite
+from sdy_jax.lowering.planner.report import InParts, Recomputed
+from sdy_jax.lowering.planner.rewrites.dead_code import erase_dead_code
+from sdy_jax.lowering.planner.rewrites.forward_loops import forward_loops, without_unread
+from sdy_jax.lowering.planner.rewrites.recomputation_prices import (
+    Mark,
+    PricedSegment,
+    ProgramPrices,
+    priced_loops,
+    priced_segments,
+)
+from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
+from sdy_jax.lowering.planner.search.memory_search import FEW, PRICES, GivenUp
+from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
+
+# What of a program is computed again, so that it holds so many bytes less.
+
+_RANGE = 1e6
+"""The prices of a byte that are tried: up to so many times what all ops take by all bytes, and down to that part.
+Guessed, a guard: wide enough that one end saves nothing and the other all that can be."""
+
+_STEPS = 24
+"""How often the range of prices is halved, in the logarithm. Guessed: 24 leave a factor of 1 + 2e-6 of a range of 1e12;
+each is a minimum cut."""
+
+
+def recomputed(graph: Graph, segments: Sequence[PricedSegment], price: float) -> tuple[Graph, Recomputed] | None:
+    """A program that computes again what costs less than it does to hold it.
+
+    Args:
+        graph: the program, which is rewritten.
+        segments: what of it may run again.
+        price: of holding a byte, in seconds.
+
+    Returns:
+        The program, and what is computed again; None where that is nothing.
+    """
+    found = [(segment, segment.again(price)) for segment in segments]
+    saved = sum([segment.saved(again) for segment, again in found])
+    if saved <= 0:
+        return None
+    what = Recomputed(
+        tuple(value for segment, again in found for value in segment.not_held(again)),
+        tuple(op for segment, again in found for op in segment.ran(again)),
+        saved,
+    )
+    for segment, again in found:
+        segment.run(again)
+    return without_unread(erase_dead_code(Graph(graph.module))), what
+
+
+def price_that_saves(segments: Sequence[PricedSegment], saving: float) -> float:
+    """The least price of a byte at which so many bytes are held less; the highest one tried, if that is never."""
+
+    def saved(price: float) -> float:
+        return sum([segment.saved(segment.again(price)) for segment in segments])
+
+    seconds, size = (sum([getattr(segment, name) for segment in segments]) for name in ("seconds", "bytes"))
+    if not (seconds and size):
+        return 0.0
+    low, high = math.log(seconds / size / _RANGE), math.log(seconds / size * _RANGE)
+    for _ in range(_STEPS if saved(math.exp(high)) >= saving else 0):
+        half = (low + high) / 2
+        low, high = (low, half) if saved(math.exp(half)) >= saving else (half, high)
+    return math.exp(high)
+
+
+# The best form of a program that may compute again what it would else hold.
+
+_TRIES = 3
+"""Programs that hold less and less that are planned, at most. Guessed: each is a plan; the last one saves all that can
+be saved."""
+
+_MORE = 1.2
+"""How much more is saved than the last program held too much: layouts change with what is held. Guessed: with 1, the
+next try misses the limit by little again; with more, more runs again than need be."""
+
+_NEAR = 0.6
+"""The share of what it may hold that a program may hold too much, so that it is worth to try all prices. Guessed: a
+search that is spared where layouts alone will hardly do."""
+
+
+@dataclass(eq=False)
+class Program:
+    """A program with the trials that were tried at so many prices of holding, what it computes again, what in parts,
+    and how it was rewritten for that; `known`: what another program costs that is known to fit."""
+
+    search: LayoutSearch
+    what: Recomputed | None = None
+    prices: int = PRICES
+    blocked: tuple[InParts, ...] = ()
+    rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...] = ()
+    known: float = math.inf
+
+    @property
+    def at_all_prices(self) -> Program:
+        """The same with trials at as many prices as there are."""
+        return replace(self, prices=PRICES)
+
+    @cached_property
+    def found(self) -> list[PartitionedProgram]:
+        """The trials."""
+        return self.search.found(self.prices)
+
+    @property
+    def least(self) -> PartitionedProgram:
+        """The trial that holds least."""
+        return min(self.found, key=lambda trial: trial.peak.total)
+
+    @property
+    def cheapest(self) -> PartitionedProgram:
+        """The trial that costs least, whether it fits or not."""
+        return min(self.found, key=lambda trial: trial.cost)
+
+    @property
+    def too_much(self) -> float:
+        """The bytes that it holds too much: by its cheapest trial, if another one fits."""
+        return (self.cheapest if self.fits else self.least).peak.total - self.search.limit
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.search.allowed(self.found))
+
+    @property
+    def best(self) -> PartitionedProgram:
+        """The best trial of those that fit; if there is none, that which holds least."""
+        allowed = self.search.allowed(self.found)
+        return self.search.best(allowed) if allowed else self.least
+
+    def of(self, graph: Graph) -> LayoutSearch:
+        """The trials over another form of it; none is worth searching that costs more than one that is known to fit."""
+        return self.search.of(graph, self.best.cost if self.fits else self.known)
+
+    def give_up_if_dear(self) -> None:
+        """Ends the search for a form that fits, where this one does for more than is known to do, or does not, though
+        it costs more.
+
+        Raises:
+            GivenUp: as described.
+        """
+        tried = [self.best] if self.fits else [trial for trial in self.found if trial is not self.search.proposed]
+        if any(trial.cost > self.known for trial in tried):
+            raise GivenUp
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether even the trial that costs least costs more than a program that is known to fit."""
+        return self.search.budget.is_dear(self.cheapest)
+
+    def after(self, rewrite: Rewrite) -> tuple[tuple[Rewrite, LayoutPlan | None], ...]:
+        """How another form of it is rewritten, made of this one by what its trial says that holds least."""
+        return (*self.rewrites, (rewrite, self.least.plan))
+
+    def rank(self) -> tuple[float, float]:
+        """What is less is better: what it costs, if it fits; of those that do not, what they hold."""
+        return (self.best.cost if self.fits else math.inf), self.best.peak.total
+
+
+def best_program(written: Program, named: Collection[Mark]) -> Program:
+    """The best form of a program: as it is, or with something that is computed again, if that costs less than
+    to fit otherwise, or if nothing else fits; and in loops where that takes less time than to hold it. Nothing is where
+    `jax.checkpoint` says what is held.
+
+    Args:
+        written: the program as it is, with trials at few prices.
+        named: the lines and types of values that are held where anything fits by that.
+
+    Raises:
+        MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
+        GivenUp: nothing fits as it is written, and what is rewritten costs more than what is known to fit.
+    """
+    graph = written.search.graph
+    if may_mention(graph.module, RUN_AGAIN) and any(is_computed_again(op.mlir.location) for op in graph.ops):
+        return written.at_all_prices
+    others = _quicker if written.search.budget.fits(written.cheapest) else _holding_less
+    best = min([written, *others(written, named)], key=Program.rank)
+    if not best.fits:
+        best = min(best, written.at_all_prices, key=Program.rank)
+    if best.what is not None:
+        best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
+    return best
+
+
+def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
+    """One that computes again in a loop what takes longer to write in another loop, and to read."""
+    price = 2 * written.search.costs.memory
+    if not price or not forward_loops(written.search.graph):
+        return
+    rewrite = Rewrite("loops", price, keeps_named=True)
+    found = rewritten(written, rewrite, named)
+    if found is not None:
+        yield Program(written.of(found[0]), found[1], rewrites=written.after(rewrite))
+
+
+def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program]:
+    """Programs that hold less of what is needed later; the last one fits, if there is such."""
+    kept = frozenset(named)
+    for keeps_named in (True, False) if kept else (True,):
+        held = kept if keeps_named else frozenset[Mark]()
+        again = Rewrite("again", keeps_named=keeps_named)
+        for less in chain(_holding_less_and_less(written, again, held), _of_little(written, again, held)):
+            if not written.fits:
+                less.give_up_if_dear()
+            yield less
+            if less.fits:
+                return
+
+
+def _holding_less_and_less(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iterator[Program]:
+    """Programs that hold as much less as the one before did hold too much, and in the end as little as they can."""
+    saving, before = written.too_much, Recomputed()
+    for number in range(_TRIES):
+        found = _saving(written, again, kept, saving if number < _TRIES - 1 else math.inf)
+        if found is None or found[2] == before:
+            return
+        rewrite, graph, before = found
+        less = _searched(written, graph, before, rewrite)
+        yield less
+        if less.is_dear:  # so is what computes more again
+            return
+        saving = before.bytes + _MORE * less.too_much
+
+
+def _of_little(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iterator[Program]:
+    """One that makes parts of others that it makes again, instead of holding what passes between them."""
+    found = _saving(written, replace(again, in_parts=False), kept, written.too_much)
+    if found is not None:
+        rewrite, graph, what = found
+        yield _searched(written, graph, what, rewrite)
+
+
+def _saving(
+    written: Program, again: Rewrite, kept: Collection[Mark], saving: float
+) -> tuple[Rewrite, Graph, Recomputed] | None:
+    """The program with something that is computed again to save so many bytes, and how it is rewritten for that; None
+    where nothing can be saved."""
+    copy = Graph(copied(written.search.graph.module))
+    segments = _segments(written, copy, again, kept)
+    rewrite = replace(again, price=price_that_saves(segments, saving))
+    found = recomputed(copy, segments, rewrite.price)
+    return None if found is None else (rewrite, *found)
+
+
+def rewritten(written: Program, rewrite: Rewrite, named: Collection[Mark]) -> tuple[Graph, Recomputed] | None:
+    """A program with something that is computed again; None where that is nothing."""
+    copy = Graph(copied(written.search.graph.module))
+    segments = _segments(written, copy, rewrite, named if rewrite.keeps_named else ())
+    return recomputed(copy, segments, rewrite.price)
+
+
+def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[Mark]) -> list[PricedSegment]:
+    """What of a copy of a program could run again."""
+    prices = ProgramPrices(copy, written.least, written.search.setting.target.arrays)
+    if rewrite.kind == "loops":
+        return list(priced_loops(forward_loops(copy), prices, kept))
+    return list(priced_segments(copy, prices, written.search.setting.mesh_name, kept, rewrite.in_parts))
+
+
+def _searched(written: Program, graph: Graph, what: Recomputed, rewrite: Rewrite) -> Program:
+    """A form of a program, with trials at all prices where few of them nearly have it fit."""
+    quick = Program(written.of(graph), what, FEW, rewrites=written.after(rewrite), known=written.known)
+    is_near = quick.too_much <= _NEAR * quick.search.limit
+    return quick.at_all_prices if is_near and not quick.fits else quick

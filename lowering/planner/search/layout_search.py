@@ -1,0 +1,314 @@
+"""The search for a program's layouts: copies are placed by plans, with kept choices and Lagrange multipliers of work.
+
+See docs/explanation/planner.md#from-choice-to-program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.meshes import AxisRef
+from sdy_jax.ir.operations import copied, main_function
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.stored_shardings import set_function_shardings
+from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.problem.candidates import Candidate
+from sdy_jax.lowering.planner.problem.layout_plan import FreeBorder, LayoutPlan
+from sdy_jax.lowering.planner.problem.op_problem import Decision
+from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem, planning_problem
+from sdy_jax.lowering.planner.problem.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.planner.search.baseline import starting_proposal
+from sdy_jax.lowering.planner.search.memory_search import (
+    PRICES,
+    MemoryBudget,
+    ProgramsTried,
+    border_too_large,
+    too_large,
+)
+from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, plan_of
+from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.lowering.planner.solve.improvement import Choices
+
+# Choices that are kept while all others are made: the nodes that they speak of have no other candidate.
+
+
+@contextmanager
+def keeping(program: PlanningProblem, kept: LayoutPlan) -> Iterator[Callable[[Chosen], Chosen]]:
+    """Leaves nodes meanwhile the candidates that a plan gives them, where they have these. What it gives says which
+    candidates of all a choice among those is."""
+    nodes = program.model.nodes
+    before = [node.candidates for node in nodes]
+    _keep(program, kept)
+    left = [node.candidates for node in nodes]
+    yield lambda chosen: [every.index(some[n]) for every, some, n in zip(before, left, chosen, strict=True)]
+    for node, candidates in zip(nodes, before, strict=True):
+        node.candidates = candidates
+
+
+def _keep(program: PlanningProblem, kept: LayoutPlan) -> None:
+    """Leaves nodes the candidates that a plan gives them, where they have these. The first candidate is where a search
+    starts, so it starts from there."""
+    nodes = program.model.nodes
+    for number, decision in kept.ops.items():
+        node = program.decided.get(number)
+        found = _alike(program, nodes[node].candidates, decision) if node is not None else None
+        if node is not None and found is not None:
+            nodes[node].candidates = [found]
+    for (number, index), node in program.edges.items():
+        planned, slot = kept.edges.get(number, ()), -1 if node in program.made_outside else 0
+        if index < len(planned):
+            same = [c for c in nodes[node].candidates if _is_same(program, c.layouts[slot], planned[index])]
+            nodes[node].candidates = same[:1] or nodes[node].candidates
+
+
+def _alike(program: PlanningProblem, candidates: Sequence[Candidate], decision: Decision) -> Candidate | None:
+    """The candidate that runs an op as it is decided."""
+    for candidate in candidates:
+        pairs = zip(candidate.layouts, decision.shardings, strict=False)
+        if all(_is_same(program, layout, sharding) for layout, sharding in pairs):
+            return candidate
+    return None
+
+
+def _is_same(program: PlanningProblem, layout: int, sharding: TensorSharding) -> bool:
+    return program.table.shardings[layout].same_layout_as(sharding)
+
+
+# The best choice of layouts where work has a price: it rises until ops perform hardly more than in the proposal.
+
+_WORTH = 1 / 16
+"""The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
+latency that a model of bytes does not know. Measured (2026-11, `scripts/bench_bytes`): without it a transformer's step
+with replicated weights on 2 x 4 has 94 collectives, with it 77 for 0.6 percent more cost. Half as much would have the
+data-parallel step of twelve flax layers compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent
+less."""
+
+_LATENCIES = 0.25
+"""The latencies that it has to save at most, where the model knows them. Measured (2026-11, `scripts/bench_models`):
+the proposal for an 8B model on 256 chips moves whole activations, 0.1 s each on average; a sixteenth of that for each
+gather of a layer had stacks gathered before the loops, which held twice of what a chip has."""
+
+_LEAST_WORTH = 2048.0
+"""The bytes that it has to save at least, where the model knows bytes alone: the step of one token is all latency.
+Measured (2026-11, plans for CPUs): without it tokens of a dense model and of latent attention on 2 x 4 take 50 and 37
+collectives, 1.8 and 1.5 of the bytes, to save a tenth of the work; with it 11 and 15. No step of `scripts/bench_bytes`
+sends more; with four times as much a perceptron's sends 1.09."""
+
+_TRIES = 8
+"""Prices of work that are tried. Guessed, a guard: the price is 4^7 times the first by then, or what it has to be."""
+
+_DEARER = 4.0
+"""By how much the price of work rises from try to try. Guessed: with less, more tries; with more, bytes are paid for
+work that a lower price would have saved as well. It rises faster where the last price would be too low for what the
+first choice saves, as by a model of latencies in which work costs next to nothing."""
+
+
+def best_choice(choices: Choices, latency: float = 0.0, least_worth: float = 0.0) -> Chosen:
+    """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
+    work that rises where the best one does. `latency`: that of a collective; 0 where that is not known.
+    `least_worth`: what each has to save then, at least."""
+    program = choices.program
+    model, start = program.model, program.start
+    worth = _WORTH * model.mean_reshard(start)
+    model.charge_each_reshard(min(worth, _LATENCIES * latency) if latency else max(worth, least_worth))
+    dearer = _DEARER
+    for number in range(1, _TRIES + 1):
+        found = choices.improved(start)
+        if model.operations(found) <= program.most_operations:
+            return found
+        if number == 1:
+            dearer = max(dearer, _worthless_from(model, start, found) ** (1 / (_TRIES - 1)))
+        model.price_work(dearer**number)
+    return start
+
+
+def _worthless_from(model: ProgramModel, start: Chosen, found: Chosen) -> float:
+    """The price of work, as a multiple of today's, at which a choice costs as much as that which it is to replace."""
+    more = model.work(found) - model.work(start)
+    return 1 + (model.cost(start) - model.cost(found)) / more if more > 0 else 1.0
+
+
+# The search for the layouts of a program: copies of it are partitioned, the first as it is proposed, others by plans.
+#
+# See docs/explanation/planner.md#from-choice-to-program.
+
+_LEAST_GAIN = 0.005
+"""The share of what the proposal sends that a plan has to save in all. Guessed: a reader looks for few differences,
+each with its reason; with less, plans differ from what propagation said for nothing that a clock shows."""
+
+_TOLERATED = 0.01
+"""The share of what the proposal holds that a plan may hold more, on devices whose memory is not known. Guessed: the
+estimate is no better than that; with none, plans that save much are refused for some kilobytes."""
+
+_HOLDING = 0.04
+"""The share of a program's cost that it is worth to hold nothing instead of all that a device has. Measured (2026-11,
+`scripts/bench_models`, 8B model, 256 chips of v5e): weights that are gathered once before a loop of 32 layers, instead
+of in each trip, save a hundredth of the time, and hold twice of what such a chip has. With less, they are gathered
+before it."""
+
+
+class LayoutSearch:
+    """The trials over copies of a prepared program; the first one proposes.
+
+    Args:
+        graph: the program.
+        setting: what it is planned with.
+        border: the arguments and results that may have any layout.
+        known: what a program costs that is known to fit; dearer ones need not be found.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        setting: Setting,
+        border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+        known: float = math.inf,
+    ):
+        self.graph, self._border, self._known = graph, border, known
+        self._start = start = starting_proposal(graph, setting)
+        self.setting, self.costs, self.policy = start.setting, setting.costs, setting.policy
+        self.proposed = PartitionedProgram(start.proposal, self.setting, limit=lambda: self.limit)
+        self.mesh = start.proposal.mesh
+
+    def of(self, graph: Graph, known: float = math.inf) -> LayoutSearch:
+        """The trials over another form of the program; `known`: what a program costs that is known to fit."""
+        return LayoutSearch(graph, self.setting, self._border, min(self._known, known))
+
+    def trial(self, plan: LayoutPlan) -> PartitionedProgram:
+        """A copy of the program, partitioned by a plan."""
+        copy = copied(self.graph.module)
+        main = main_function(copy)
+        set_function_shardings(main, "arg_attrs", plan.border.arguments)
+        set_function_shardings(main, "res_attrs", plan.border.results)
+        proposal = Partitioner(Graph(copy), self.setting, plan).run()
+        return PartitionedProgram(proposal, self.setting, plan, lambda: self.limit)
+
+    @cached_property
+    def limit(self) -> float:
+        """The bytes that a device may hold."""
+        if self.setting.available:
+            return self.setting.limit
+        return (1 + _TOLERATED) * self.proposed.peak.total
+
+    def saved(self, trial: PartitionedProgram) -> float:
+        """What a trial saves of what the proposal costs beside what is hidden, and holds."""
+        proposed = self.proposed
+        byte = self.budget.byte(min(trial.cost, proposed.cost))
+        return proposed.exposed - trial.exposed + byte * (proposed.peak.total - trial.peak.total)
+
+    @cached_property
+    def budget(self) -> MemoryBudget:
+        """What the program may hold, and send."""
+        return MemoryBudget(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether the program is on few enough axes."""
+        return self._start.can_be_planned
+
+    @property
+    def _proposed_fits(self) -> bool:
+        """Whether the proposal keeps within the limit. Where no memory is known that is by what it holds itself, which
+        need not be counted: a tenth of the time of planning a flax step of 12 layers (2026-11)."""
+        return not self.setting.available or self.budget.fits(self.proposed)
+
+    @cached_property
+    def least_gain(self) -> float:
+        """What a plan has to save."""
+        return _LEAST_GAIN * self.proposed.sending
+
+    @property
+    def _latency(self) -> float:
+        """That of a gather along an axis, the slowest one."""
+        axes = [AxisRef(axis.name) for axis in self.mesh.axes if axis.size > 1]
+        return max([self.costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
+
+    def found(self, prices: int = PRICES) -> list[PartitionedProgram]:
+        """All trials that were tried, the proposal first, which is alone where it sends nothing and fits.
+
+        Args:
+            prices: of holding, that are tried at most where the cheapest one does not fit.
+
+        Raises:
+            MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
+        """
+        layouts = self.proposed.proposal.layouts
+        if self.policy.memory is not None and (peak := self.proposed.peak).border > self.limit:
+            raise border_too_large(self.graph, layouts, peak.total, self.setting.inputs, self.mesh, self.limit)
+        must_plan = self.proposed.sends or not self._proposed_fits
+        return self.planned(prices) if must_plan else [self.proposed]
+
+    def planned(self, prices: int = PRICES) -> list[PartitionedProgram]:
+        """The trials by plans that were tried, the proposal first. Where the model promises little it is alone."""
+        if not self.can_be_planned or self._tried is None:
+            return [self.proposed]
+        trials = self._tried.at_prices(prices)
+        if not self._least_worth or self.allowed(trials) not in ([], [self.proposed]) or self._tried_for_less is None:
+            return trials
+        return self._tried_for_less.at_prices(prices)
+
+    @property
+    def _least_worth(self) -> float:
+        return _LEAST_WORTH if self.costs.unit == "bytes" and not self._latency else 0.0
+
+    @cached_property
+    def _tried(self) -> ProgramsTried | None:
+        """The trials by plans; None where the model promises little."""
+        return self._tried_where(self._least_worth)
+
+    @cached_property
+    def _tried_for_less(self) -> ProgramsTried | None:
+        """Those where collectives need save but a share of what others cost: few collectives may hold more."""
+        return self._tried_where(0.0)
+
+    def _tried_where(self, least_worth: float) -> ProgramsTried | None:
+        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
+        choices = Choices(program, self.policy.effort or math.inf)
+        best = best_choice(choices, self._latency, least_worth)
+        if self._proposed_fits and program.saved(best) < self.least_gain:
+            return None
+        return ProgramsTried(choices, best, self.proposed, self.budget, self.trial)
+
+    def keeping(self, kept: LayoutPlan) -> PartitionedProgram | None:
+        """The best trial of those in which some ops run as they are planned, as far as they may; None where it does not
+        fit on a device whose memory is known, or the program is on too many axes."""
+        if not self.can_be_planned:
+            return None
+        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
+        with keeping(program, kept) as chosen_of:
+            choices = Choices(program, self.policy.effort or math.inf)
+            best = chosen_of(best_choice(choices, self._latency, self._least_worth))
+        trial = self.trial(plan_of(program, best))
+        return trial if self.budget.fits(trial) or not self.setting.available else None
+
+    def fitting(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+        """Those that keep within the limit, and where the proposal does, by a model of time, send little more, and only
+        to save time; if there are none, and the limit is what devices have, the one that holds least.
+
+        Raises:
+            MemoryLimitError: there are none, and the limit is stated.
+        """
+        found = self.allowed(trials)
+        if found:
+            return found
+        least = min(trials, key=lambda trial: trial.peak.total)
+        if self.policy.memory is not None:
+            raise too_large(least.peak, self.limit)
+        return [least]
+
+    def allowed(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+        """Those that keep within the limit, and send no more than they may; perhaps none."""
+        if list(trials) == [self.proposed]:
+            return [self.proposed] if self._proposed_fits else []
+        return [trial for trial in trials if self.budget.allows(trial, self.proposed)]
+
+    def best(self, fitting: Sequence[PartitionedProgram]) -> PartitionedProgram:
+        """The best of the trials that fit; the proposal, where no other one saves enough."""
+        if len(fitting) == 1:
+            return fitting[0]
+        best = self.budget.best(fitting)
+        return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best

@@ -1,0 +1,423 @@
+"""The search for a program that keeps within a device's memory, the budget, and the errors where none does.
+
+See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from sdy_jax.errors import MemoryLimitError
+from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.type_text import bytes_text, type_text
+from sdy_jax.lowering.planner.memory.live_ranges import Peak
+from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlannedUse, ProposedLayouts
+from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem
+from sdy_jax.lowering.planner.problem.program_model import Chosen
+from sdy_jax.lowering.planner.search.held_copies import freed_gaps, held_copies, live_without, numbered_uses, place_uses
+from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, PerOp, plan_of
+from sdy_jax.lowering.planner.solve.improvement import Choices
+
+# What a program may hold on a device, and which of several programs is the best within that.
+
+_COMPARED = 2
+"""How often its small price holding has where trials are compared. Measured (2026-11, `scripts/bench_models`): a step
+that holds 48 of 60 GiB for 4 percent of the time, as hidden collectives count, stood beside one that holds 11, and won
+with 1."""
+
+
+class MemoryBudget(NamedTuple):
+    """What a program may hold.
+
+    `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
+    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send little more than
+    the proposal, where that fits, and only to save time: a model of time says what it saves, but not what it costs
+    others on the links. `known`: what a program costs that is known to fit.
+    """
+
+    limit: float
+    memory: float
+    holding: float
+    saves_bytes: bool = False
+    known: float = math.inf
+
+    def byte(self, cost: float) -> float:
+        """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
+        devices is known."""
+        return self.holding * cost / self.memory if self.memory else 0.0
+
+    def fits(self, trial: PartitionedProgram) -> bool:
+        """Whether a trial keeps within the limit."""
+        return trial.peak.total <= self.limit
+
+    def is_dear(self, trial: PartitionedProgram) -> bool:
+        """Whether a trial costs more than what is known to fit."""
+        return trial.cost > self.known
+
+    def allows(self, trial: PartitionedProgram, proposed: PartitionedProgram) -> bool:
+        """Whether a trial may be chosen, beside the proposal: it fits, and sends no more than may be."""
+        if not self.fits(trial):
+            return False
+        return not (self.saves_bytes and self.fits(proposed) and trial.sends_too_much_beside(proposed))
+
+    def best(self, trials: Sequence[PartitionedProgram]) -> PartitionedProgram:
+        """The trial that costs least beside what is hidden, with a little for what it holds."""
+        byte = _COMPARED * self.byte(min(trial.cost for trial in trials))
+        return min(trials, key=lambda trial: (trial.exposed + byte * trial.peak.total, trial.cost))
+
+    def candidates(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+        """Those of which one is the best, whatever a byte is worth: of no other one is less exposed and held."""
+        found = list[PartitionedProgram]()
+        for trial in sorted(trials, key=lambda trial: (trial.exposed, trial.cost)):
+            if not found or (self.memory and trial.peak.total < found[-1].peak.total):
+                found.append(trial)
+        return found
+
+
+# What is said where a program cannot keep within a limit of memory: what is largest, and where it comes from.
+
+_LISTED = 5
+"""Values that an error lists. Chosen: for a reader."""
+
+
+class GivenUp(Exception):
+    """A program that does not fit as it is written costs more, where it does, than what is known to fit."""
+
+
+def too_large(peak: Peak, limit: float) -> MemoryLimitError:
+    """The error for a program that holds more than the limit however it is planned; `peak`: of what holds least."""
+    largest = "; ".join(
+        f"{bytes_text(live.bytes)} of {_type(live.value)} at {live.source}" for live in peak.live[:_LISTED]
+    )
+    error = MemoryLimitError(
+        f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
+        f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} "
+        f"in between). The largest values at the peak: {largest}; to fix: split these, or compute them again "
+        "(jax.checkpoint)"
+    )
+    error.least = peak.total
+    return error
+
+
+def border_too_large(
+    graph: Graph, layouts: ProposedLayouts, held: float, inputs: Sequence[str], mesh: Mesh, limit: float
+) -> MemoryLimitError:
+    """The error for a program whose arguments and results alone hold more than the limit.
+
+    Args:
+        graph, layouts: the program, and its layouts.
+        held: the bytes that it holds per device in all.
+        inputs: what the user calls the arguments.
+        mesh: the mesh of the layouts.
+        limit: bytes per device.
+    """
+    arguments = dict(_sizes(inputs or _numbered("argument", graph.arguments), graph.arguments, layouts.arguments, mesh))
+    results = dict(_sizes(_numbered("result", graph.outputs), graph.outputs, layouts.results, mesh))
+    both = sorted({**arguments, **results}.items(), key=lambda item: -item[1])[:_LISTED]
+    error = MemoryLimitError(
+        f"memory={bytes_text(limit)} is not enough: arguments take {bytes_text(sum(arguments.values()))} and results "
+        f"{bytes_text(sum(results.values()))} per device. The largest: "
+        f"{', '.join(f'`{name}` ({bytes_text(size)})' for name, size in both)}; to fix: split them further, by "
+        "in_shardings and out_shardings, or leave them to the planner (AUTO)"
+    )
+    error.least = held
+    return error
+
+
+def _type(value: Value) -> str:
+    return type_text(value.dtype, value.shape, value.sharding)
+
+
+def _numbered(what: str, values: Sequence[Value]) -> list[str]:
+    return [f"{what} {number}" for number in range(len(values))]
+
+
+def _sizes(
+    names: Sequence[str], values: Sequence[Value], shardings: Sequence[TensorSharding], mesh: Mesh
+) -> Iterator[tuple[str, float]]:
+    """The bytes of each on a device."""
+    for name, value, sharding in zip(names, values, shardings, strict=True):
+        if value.shape is not None:
+            yield name, math.prod(sharding.local_shape(value.shape, mesh)) * value.itemsize
+
+
+# The search for a program that keeps within a device's memory.
+#
+# First what costs least is tried. Where that holds too much, copies of values in other layouts are freed between
+# their uses and recomputed: those that cost least for what they free at the moments at which too much is live. In the
+# end holding a byte gets a price at these moments, which rises until the choice for the whole program fits. See
+# docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
+
+PRICES = 8
+"""Prices of holding that are tried. Guessed, a guard of planning time: each is a solve and a trial; with fewer, the
+search ends above a limit that some price would meet."""
+
+FEW = 2
+"""Prices that are tried of a program that will hardly fit as it is: what it costs to hold less then says how it is
+rewritten. Guessed: each is a solve and a trial of a program that will change anyway."""
+
+_STEEPER = 16.0
+"""By how much the price of holding rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of an 8B
+model on 256 chips all layers are gathered in the loops at 256 times the first price; of prices that rise by four the
+last ones were never tried."""
+
+_STEEP = 4.0
+"""By how much it rises where it does. Measured (2026-11, `scripts/bench_models`): the same model's layers, unrolled,
+held 14.8 GiB of 14.2 at 16 times the first price and 9.3 at 64 times; at 256 times whole activations were gathered at
+moments that nobody had priced."""
+
+_CLOSER = 2
+"""Prices that are tried between the lowest at which the program fits and the highest at which it does not. Guessed:
+each is a solve and a trial; with none, a plan may hold much less than it may, and send more for it."""
+
+_IDLE = 3
+"""Prices that are tried in a row though nothing holds less than before. Guessed: with 1, the search gives up before the
+steep prices; with more, it takes longer to say that nothing fits."""
+
+_LITTLE = 0.1
+"""The share of what the best choice's collectives cost that a program that fits may cost more, before others are tried.
+Guessed: with 0, each program that frees copies is searched at all prices; with much, dear plans stay."""
+
+_FULL = 0.25
+"""The share of a device's memory from which on it matters how much of it a program holds that fits. Guessed: with less,
+small programs are searched as if memory were short, which takes some solves each."""
+
+_SAVING = (1.0, 1.0, 8.0, 64.0)
+"""Choices that are made, where it does: at the price that holding always has, and at higher ones, as a compiler may
+hide what is sent instead. Measured (2026-11, `scripts/bench_models`): an 8B model on 64 H100s that gathers weights in
+each trip, not before the loop, takes 0.92 of the time by the model, which then counts what is hidden, and holds 8.3 GiB
+instead of 28.5."""
+
+_MANY = 1_500_000
+"""Candidates of all nodes from which on no choices are made to hold less of what fits. Measured (2026-11,
+`scripts/bench_models`): 32 layers of an 8B model that are no loop have 85,000 along one axis, where these choices take
+8 s and save half, and 2,300,000 along two parts of it, where they take 25 s for each of three plans and save none."""
+
+_CHEAPER = 4.0
+"""By how much the price of work falls from try to try, where its savings are paid for with bytes. Guessed, as
+`_DEARER`."""
+
+_CHEAPENED = 3
+"""Prices of work that are tried there. Guessed: each is a solve and a trial; with none, plans by time may send more
+bytes than op by op."""
+
+_FREED = 2
+"""How often more copies are freed, where what was freed before was not enough. Guessed: freeing one copy moves the peak
+to another moment; with more, solves at a price of holding would do better."""
+
+_NEARLY = 0.5
+"""The share of what may be held beside arguments and results from which on holding has a price. Guessed: with 1,
+moments that are nearly full are filled by what is freed at the worst one; with 0, all is paid for that never was in the
+candidate."""
+
+_EVERYWHERE = 0.5
+"""The share of the price at the worst moment that holding has at all others. Measured (2026-11, `scripts/bench_models`,
+70B model): without it whole activations were gathered at moments that nobody had priced."""
+
+
+FollowPlan = Callable[[LayoutPlan], PartitionedProgram]
+
+
+class ProgramsTried:
+    """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising prices of holding
+    until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it: those
+    that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, trials at falling
+    prices of work if it may not; and where it holds much of a device's memory, trials by what is best if holding has
+    its small price.
+
+    They are made as far as they are asked for, each once.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        best: Chosen,
+        proposed: PartitionedProgram,
+        budget: MemoryBudget,
+        partitioned: FollowPlan,
+    ):
+        self._kept: list[PartitionedProgram] = []
+        search = _MemorySearch(choices, proposed, budget, partitioned, self._kept)
+        self._further = search.run(best)
+        self._known: list[list[PartitionedProgram]] = []
+        """Per price, the trials until then."""
+
+    def at_prices(self, most: int = PRICES) -> list[PartitionedProgram]:
+        """The trials at `FEW` prices of holding or at `PRICES` at most; those that will not be chosen are forgotten."""
+        for trials in islice(self._further, max(most - len(self._known), 0)):
+            self._known.append(trials)
+            if len(self._known) == FEW:
+                self._kept += trials
+        if len(self._known) < most or most == PRICES:
+            self._further = iter(())  # which has the model, and that is large
+        return self._known[min(most, len(self._known)) - 1]
+
+
+class _MemorySearch:
+    """The trials that were made, by choice and copies. `kept`: those that are not forgotten, whatever comes."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        proposed: PartitionedProgram,
+        budget: MemoryBudget,
+        partitioned: FollowPlan,
+        kept: Sequence[PartitionedProgram],
+    ):
+        self._choices, self._program = choices, choices.program
+        self._proposed, self._budget, self._partitioned = proposed, budget, partitioned
+        self._kept = kept
+        self.known: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
+
+    def run(self, best: Chosen) -> Iterator[list[PartitionedProgram]]:
+        """The trials that are known after each price of holding, from the best choice on if it costs nothing."""
+        if self._budget.is_dear(cheapest := self._with_copies(best, {})) and not self._budget.fits(cheapest):
+            yield list(self.known.values())  # what holds less costs more
+            return
+        trial = self.follow(best)
+        if not self._budget.fits(trial):
+            yield from (list(self.known.values()) for _ in self._raise_prices(best, trial))
+            return
+        if not self._budget.allows(trial, self._proposed):
+            best, trial = self._send_less(best, trial)
+        is_full = self._budget.memory and trial.peak.total > _FULL * self._budget.memory
+        if is_full and sum(len(node.candidates) for node in self._program.model.nodes) < _MANY:
+            self._save(best, trial)
+        yield list(self.known.values())
+
+    @cached_property
+    def _timed(self) -> PlanningProblem:
+        """The program, whose model knows when values are needed. Most programs fit, and nobody asks."""
+        place_uses(self._program, self._proposed.setting.target.compiler.fusion)
+        return self._program
+
+    def follow(self, chosen: Chosen) -> PartitionedProgram:
+        """The trial by a choice; with copies recomputed, if it does not fit and enough of them can be freed, or so many
+        that it may hold less than any other trial."""
+        trial = self._with_copies(chosen, {})
+        if self._budget.fits(trial):
+            return trial
+        held = held_copies(self._timed, chosen)
+        freed = set[tuple[int, int]]()
+        for _ in range(_FREED if held else 0):
+            more = freed_gaps(held, trial.live - self._budget.limit, freed)
+            left = live_without(held, more - freed, trial.live).max(initial=0.0)
+            if more == freed or left > max(self._budget.limit, self._lowest):
+                break
+            freed = more
+            trial = self._with_copies(chosen, dict(numbered_uses(held, freed)))
+            if self._budget.fits(trial):
+                break
+        return trial
+
+    def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> PartitionedProgram:
+        key = (*chosen, *copies.items())
+        if key not in self.known:
+            self._forget()
+            self.known[key] = self._partitioned(plan_of(self._program, chosen, copies))
+        return self.known[key]
+
+    def _forget(self) -> None:
+        """Forgets the trials that will not be chosen, whatever comes: each is a copy of the program."""
+        trials, budget, proposed = list(self.known.values()), self._budget, self._proposed
+        kept = [proposed, min(trials, key=lambda trial: trial.peak.total), *self._kept]
+        kept += budget.candidates([trial for trial in trials if budget.allows(trial, proposed)])
+        for trial in trials:
+            if not any(trial is other for other in kept):
+                trial.forget()
+
+    def is_good(self, best: Chosen) -> bool:
+        """Whether the cheapest program that fits costs little more than the best choice, which may not fit."""
+        trial = self._with_copies(best, {})
+        return self._least <= trial.cost + _LITTLE * trial.sending
+
+    @property
+    def _least(self) -> float:
+        """The least cost of those that fit."""
+        return min([trial.cost for trial in self.known.values() if self._budget.fits(trial)], default=math.inf)
+
+    @property
+    def _lowest(self) -> float:
+        """The least that a trial holds."""
+        return min(trial.peak.total for trial in self.known.values())
+
+    def _raise_prices(self, best: Chosen, trial: PartitionedProgram) -> Iterator[None]:
+        """Tries choices at rising prices of holding, one after the other."""
+        program, chosen = self._timed, best
+        prices = self._first_prices(trial)
+        low, high, closer, idle = np.zeros_like(prices), None, 0, 0
+        for _ in range(PRICES):
+            program.charge_holding(prices.tolist())
+            before, known = self._lowest, len(self.known)
+            chosen = self._choices.improved(chosen, nearby=True)
+            trial = self.follow(chosen)
+            fits = self._budget.fits(trial)
+            low, high = (low, prices) if fits else (prices, high)
+            idle = 0 if fits or self._lowest < before else idle + 1
+            yield
+            if (
+                not self._choices.left
+                or self.is_good(best)
+                or closer == _CLOSER
+                or idle == _IDLE
+                or (not fits and trial.cost > min(self._least, self._budget.known))
+            ):
+                break
+            closer += int(high is not None and bool(low.any()))
+            steep = _STEEPER if len(self.known) == known else _STEEP
+            prices = self._raised(prices, trial, steep) if high is None else _between(low, high)
+
+    def _send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
+        """The choice at the highest price of work with which no more bytes are sent than may be, and its trial; the
+        last one that was tried, if there is none."""
+        program, chosen = self._program, best
+        for number in range(1, _CHEAPENED + 1):
+            program.model.price_work(_CHEAPER**-number)
+            chosen = self._choices.improved(chosen)
+            trial = self.follow(chosen)
+            if not trial.sends_too_much_beside(self._proposed):
+                break
+        return chosen, trial
+
+    def _save(self, best: Chosen, trial: PartitionedProgram) -> None:
+        """Tries choices at prices of holding a byte at the moments at which most is held."""
+        program, chosen, prices = self._timed, best, np.zeros(1)
+        byte = self._budget.byte(min(known.cost for known in self.known.values()))
+        for times in _SAVING:
+            tight, before = self._tight(trial), prices
+            prices = np.maximum(prices, times * byte * tight / tight.sum())
+            if not np.array_equal(prices, before):
+                program.charge_holding(prices.tolist())
+                chosen = self._choices.improved(chosen)
+                trial = self.follow(chosen)
+
+    def _first_prices(self, trial: PartitionedProgram) -> PerOp:
+        """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
+        tight, costs = self._tight(trial), self._proposed.setting.costs
+        slowest = min([costs.bandwidth_of(axis.name) for axis in self._proposed.proposal.mesh.axes], default=1.0)
+        return tight / (tight.sum() * slowest) / 2
+
+    def _tight(self, trial: PartitionedProgram) -> PerOp:
+        """Per op, 1 where most is live, and less the less is, but a share of that everywhere."""
+        live, beside = trial.live, trial.peak.border
+        least = beside + _NEARLY * max(self._budget.limit - beside, 0.0)
+        over = np.maximum(live - least, 0.0)
+        return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
+
+    def _raised(self, prices: PerOp, trial: PartitionedProgram, steep: float) -> PerOp:
+        """Prices that are so many times as high at the moments at which more is held than may be."""
+        tight = self._tight(trial)
+        return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * steep, prices)
+
+
+def _between(low: PerOp, high: PerOp) -> PerOp:
+    """Prices between those at which a program does not fit and those at which it does."""
+    return np.where(low > 0, np.sqrt(low * high), high / _STEEP)

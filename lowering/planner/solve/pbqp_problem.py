@@ -1,0 +1,233 @@
+"""The PBQP problem as data: nodes with costs of candidates, edges with prices of pairs; and colour refinement of it.
+
+It knows nothing of layouts. See docs/explanation/planner.md#the-solver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdy_jax.errors import InternalError
+
+# The problem as data: candidates with costs, edges with prices of pairs.
+
+Costs = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+
+class Ports(NamedTuple):
+    """An edge whose price depends on the candidates' *ports* only: candidate a and b cost
+    `weight * prices[rows[a], cols[b]]`.
+
+    Candidates are many, the layouts in which they take a value few: several edges may share one array of prices.
+    """
+
+    rows: Indices
+    cols: Indices
+    prices: Costs
+    weight: float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.cols)
+
+    @property
+    def turned(self) -> Ports:
+        """The edge as the other node sees it."""
+        return Ports(self.cols, self.rows, self.prices.T, self.weight)
+
+    def price(self, a: int, b: int) -> float:
+        return self.weight * self.prices.item(self.rows.item(a), self.cols.item(b))
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A priced pair of nodes, `first < second`."""
+
+    first: int
+    second: int
+    ports: Ports
+
+
+class Problem:
+    """Nodes 0 to n-1 in program order; exactly one candidate is chosen for each.
+
+    Args:
+        costs: per node the costs of its candidates, at least 0; infinite where one is impossible.
+        edges: per pair of nodes the price of each pair of candidates: a matrix, or `Ports`.
+
+    Edges between the same nodes are added together.
+
+    >>> problem = Problem([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
+    >>> problem.add(0, 1, np.array([[0.0, 5.0], [3.0, 0.0]]))
+    >>> problem.cost([1, 1])
+    1.0
+    """
+
+    def __init__(self, costs: Iterable[Costs], edges: Mapping[tuple[int, int], Costs | Ports] | None = None) -> None:
+        self.costs = [np.asarray(values, np.float64) for values in costs]
+        self.edges: list[Edge] = []
+        for number, values in enumerate(self.costs):
+            if values.ndim != 1 or not len(values):
+                raise InternalError(f"node {number} needs a list of costs, one per candidate, got shape {values.shape}")
+        for (i, j), prices in (edges or {}).items():
+            self.add(i, j, prices)
+
+    def add(self, i: int, j: int, prices: Costs | Ports) -> None:
+        """Adds an edge: `prices[a, b]` for candidate a of node i and b of node j."""
+        ports = prices if isinstance(prices, Ports) else _each_its_own(np.asarray(prices, np.float64))
+        wanted = (len(self.costs[i]), len(self.costs[j]))
+        if ports.shape != wanted:
+            raise InternalError(f"edge {i}-{j} needs prices for {wanted} candidates, got {ports.shape}")
+        if i == j:
+            own = [ports.price(a, a) for a in range(wanted[0])]
+            self.costs[i] = self.costs[i] + np.array(own)
+        else:
+            self.edges.append(Edge(i, j, ports) if i < j else Edge(j, i, ports.turned))
+
+    def cost(self, choice: Sequence[int]) -> float:
+        """The cost of one candidate per node."""
+        own = [values.item(a) for values, a in zip(self.costs, choice, strict=True)]
+        return math.fsum([*own, *(e.ports.price(choice[e.first], choice[e.second]) for e in self.edges)])
+
+
+@cache
+def identity(size: int) -> Indices:
+    """0 to size-1; one array per size, which nobody changes."""
+    return np.arange(size)
+
+
+@cache
+def zeros(size: int) -> Costs:
+    """So many candidates that cost nothing; one array per size, which nobody changes."""
+    return np.zeros(size)
+
+
+def _each_its_own(prices: Costs) -> Ports:
+    rows, cols = prices.shape
+    return Ports(identity(rows), identity(cols), prices)
+
+
+class Restriction(NamedTuple):
+    """A problem with fewer candidates; `allowed[i]` are the candidates of node i that it kept, in its order."""
+
+    problem: Problem
+    allowed: list[Indices]
+
+    def chosen_from(self, choice: Sequence[int]) -> list[int]:
+        """The original problem's candidates for a choice of this one."""
+        return [int(kept[a]) for kept, a in zip(self.allowed, choice, strict=True)]
+
+    def choice_of(self, choice: Sequence[int]) -> list[int]:
+        """The choice here for the original problem's, whose candidates must all have been kept."""
+        return [kept.tolist().index(a) for kept, a in zip(self.allowed, choice, strict=True)]
+
+
+def restricted(problem: Problem, allowed: Sequence[Sequence[int] | Indices]) -> Restriction:
+    """The problem with only the `allowed` candidates of each node, in the given order."""
+    kept = [np.asarray(indices, np.intp) for indices in allowed]
+    smaller = Problem([values[indices] for values, indices in zip(problem.costs, kept, strict=True)])
+    for edge in problem.edges:
+        rows, cols, prices, weight = edge.ports
+        ports = Ports(rows[kept[edge.first]], cols[kept[edge.second]], prices, weight)
+        smaller.edges.append(Edge(edge.first, edge.second, ports))
+    return Restriction(smaller, kept)
+
+
+# Problems that repeat themselves, as the layers of a network do, with one node in place of all that are alike.
+#
+# Nodes are alike if what is around them is, whatever it costs: as many candidates, of which the start has the same
+# one, and edges by the same ports to nodes that are alike in turn. The folded problem is the given one, restricted to
+# choices that are equal for nodes that are alike, with the start among them; what it costs is the same. See
+# docs/explanation/planner.md#the-solver.
+
+LARGE = 12_000
+"""Nodes from which on a problem is folded. Measured (2026-11, `scripts/bench_models`): 32 layers of an 8B model,
+unrolled, have 24,000; they are solved in 3.4 s along two parts of an axis, which took 21.7, and in 0.5 s along a whole
+one, which took 2.3, to equal costs. Eight layers have 6,000, and take 4 s as they are."""
+
+SURROUNDINGS = 2
+"""Edges up to which what is around a node tells it apart. Measured (2026-11): with 2, 3 and 4, the nodes of those 32
+layers are of 2,000, 3,000 and 4,000 kinds, as more layers near the ends are apart from those between. With 2 a choice
+that costs least of all was found, and with 4 one that costs 0.003 more, as larger problems are solved less well."""
+
+SAVES = 4
+"""How many times as many nodes a problem has as there are kinds, so that it is folded. Guessed: what repeats itself
+less is solved as it is."""
+
+
+class Folded(NamedTuple):
+    """A folded problem. `kinds`: per node of the given one, its node; `start`: the given one's, or none."""
+
+    problem: Problem
+    kinds: list[int]
+    start: list[int] | None
+
+    def unfolded(self, choice: Sequence[int]) -> list[int]:
+        """The given problem's choice for one of this."""
+        return [choice[kind] for kind in self.kinds]
+
+
+def folded(problem: Problem, start: Sequence[int] | None) -> Folded | None:
+    """A problem with one node per kind; None where it is small, or does not repeat itself."""
+    count = len(problem.costs)
+    if count < LARGE:
+        return None
+    kinds = _kinds(problem, start)
+    if SAVES * (max(kinds) + 1) > count:
+        return None
+    first = dict[int, int]()
+    for node, kind in enumerate(kinds):
+        first.setdefault(kind, node)
+    made = Problem(_sums(problem, kinds))
+    for (a, b, *_), ports in _added(problem, kinds):
+        made.add(a, b, ports)
+    return Folded(made, kinds, None if start is None else [start[node] for node in first.values()])
+
+
+def _sums(problem: Problem, kinds: Sequence[int]) -> list[Costs]:
+    """What the nodes of each kind cost together."""
+    found: list[Costs | None] = [None] * (max(kinds) + 1)
+    for kind, costs in zip(kinds, problem.costs, strict=True):
+        known = found[kind]
+        found[kind] = costs if known is None else known + costs
+    return [costs for costs in found if costs is not None]
+
+
+def _added(problem: Problem, kinds: Sequence[int]) -> Iterable[tuple[tuple[int, ...], Ports]]:
+    """The edges between nodes of the same kinds by the same ports, as one."""
+    found = dict[tuple[int, ...], Ports]()
+    for edge in problem.edges:
+        rows, cols, prices, weight = edge.ports
+        key = kinds[edge.first], kinds[edge.second], id(rows), id(cols), *prices.shape
+        known = found.get(key)
+        paid = prices * weight
+        found[key] = Ports(rows, cols, paid if known is None else known.prices + paid)
+    return found.items()
+
+
+def _kinds(problem: Problem, start: Sequence[int] | None) -> list[int]:
+    """The kinds of nodes, numbered by the first of each."""
+    firsts = start or [0] * len(problem.costs)
+    kinds = _numbered([(len(costs), first) for costs, first in zip(problem.costs, firsts, strict=True)])
+    ends = _numbered([(id(edge.ports.rows), id(edge.ports.cols), edge.ports.weight) for edge in problem.edges])
+    for _ in range(SURROUNDINGS):
+        around: list[list[tuple[int, int, bool]]] = [[] for _ in kinds]
+        for edge, ports in zip(problem.edges, ends, strict=True):
+            around[edge.first].append((ports, kinds[edge.second], True))
+            around[edge.second].append((ports, kinds[edge.first], False))
+        kinds = _numbered([(kind, *sorted(found)) for kind, found in zip(kinds, around, strict=True)])
+    return kinds
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    """The number of each key, by the first time that it occurs."""
+    numbers = dict[Hashable, int]()
+    return [numbers.setdefault(key, len(numbers)) for key in keys]

@@ -1,0 +1,398 @@
+"""The cost model: what a collective costs, in bytes on the wire and in time, and what a device's own work takes.
+
+With the default model (no latency, bandwidth 1) time equals wire bytes. See docs/explanation/costs.md#bytes-or-seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.errors import SdyError
+from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
+from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
+from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_parts, numbers_of, of_axis, part_name
+from sdy_jax.lowering.targets.axis_rates import cut as cut_at
+from sdy_jax.lowering.targets.family import FLOP
+from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
+from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.target import (
+    family_of,
+    family_of_machine,
+    family_of_platform,
+    machine_called,
+    machine_of,
+    machines,
+)
+from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
+
+# What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
+
+
+def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]) -> dict[str, Any]:
+    """The rates of a machine that are published, on a mesh of these axes, of which some are slow.
+
+    Raises:
+        SdyError: no machine is called so.
+    """
+    known, called = machines(), machine_called(name)
+    if called is None:
+        near = difflib.get_close_matches(str(name).lower(), known, 1)
+        meant = f"did you mean {near[0]!r}? Known" if near else "known"
+        raise SdyError(f"no machine is called {name!r}; {meant} are {', '.join(known)}. Or give CostModel your own")
+    name = called
+    chip, links, family = known[name].chip, known[name].links, family_of_machine(name)
+    return {
+        "latency": dict.fromkeys(axes, links.latency) | dict.fromkeys(slow, links.network.latency),
+        "flop": 2 / chip.flops,
+        "bandwidth": dict.fromkeys(axes, links.bandwidth) | dict(slow),
+        "start": links.start,
+        "memory": 1 / chip.memory,
+        "launch": chip.launch,
+        "product_launch": chip.product_launch,
+        "copies": family.arrays.copies(1 / chip.memory, chip.launch),
+        "combines": tuple(family.compiler.collectives.combines),
+        "torus": tuple(axis for axis in axes if links.is_torus and axis not in slow),
+        "rounds": family.arrays.moved,
+        "machine": name,
+        "origin": f"{name}, by its published rates",
+    }
+
+
+def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tuple[str, ...]) -> dict[str, Any]:
+    """The rates that were measured on a mesh; `torus`: the axes along which devices reach only their neighbours."""
+    family = family_of(mesh)
+    over_network = axes_over_network(mesh, machine) if torus else {}
+    torus = tuple(axis for axis in torus if axis not in over_network)
+    copies = family.arrays.copies(found.memory, found.launch)
+    return {
+        "latency": {name: axis.latency * (2 if name in torus else 1) for name, axis in found.axes.items()},
+        "flop": found.flop,
+        "bandwidth": {name: axis.bandwidth for name, axis in found.axes.items()},
+        "start": {name: axis.start for name, axis in found.axes.items()},
+        "memory": found.memory,
+        "launch": found.launch,
+        "copies": copies._replace(sent=0.0),  # those of all kinds are a part of what was measured
+        "combines": tuple(family.compiler.collectives.combines),
+        "torus": torus,
+    }
+
+
+def axes_over_network(mesh: AnyMesh, machine: str) -> dict[str, int]:
+    """The axes of a mesh along which devices are of several slices, or hosts, with the sizes of major parts."""
+    return network_axes(mesh, joins_hosts=machines()[machine].links.joins_hosts)
+
+
+# What a collective costs: bytes on the wire per device, and time; and what a device's own work does.
+#
+# With the default model (no latency, bandwidth 1) time equals wire bytes. See
+# docs/explanation/costs.md#bytes-or-seconds.
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What communication and work cost: seconds per hop and per operation, bytes per second per mesh axis.
+
+    With bandwidth 1 the unit of time is a byte on the wire. The default `flop` is that of accelerators (400 TFLOP/s
+    beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
+
+    Products and convolutions never repeat work on several devices that the axes of their operands and results share
+    out, and do no more per device in a plan for the whole program (`layouts="global"`) than op by op. Where memory has
+    no price, other ops may repeat two hundredths of what all do. With `repeat_work` all may, where that costs less.
+
+    `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
+    sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes. The major part of an
+    axis may have rates of its own, under the name `data:(1)2`: two slices, of which the axis has devices.
+
+    Attributes:
+        latency: seconds per hop from device to device, of all axes or by axis name.
+        flop: seconds per operation of a device; a multiplication with an addition is one.
+        bandwidth: bytes per second that a device sends, by axis name.
+        repeat_work: whether products and convolutions may be repeated, and other ops without bound.
+        start: seconds that every collective takes beside, of all axes or by axis name.
+        memory: seconds per byte that a device reads from its memory or writes to it. Ops take that long at least; what
+            compilers fuse is not read or written.
+        launch: seconds that every op takes beside that is not fused into another one. It is a part of estimated times;
+            no choice depends on it, as every plan has these ops.
+        product_launch: likewise of products and convolutions.
+        copies: seconds per byte sent in which devices rearrange what they send and receive, whatever it is, or by that;
+            where arrays lie in tiles, beside it, those of the ops that rearrange blocks which are no whole tiles.
+        combines: the kinds of collectives of which small ones are combined to buckets, by the compiler if not here, so
+            that each has a share of their latency. What waits for a product, and a product for it, has no others to run
+            with, so the planner charges it all of its latency.
+        torus: the axes along which devices reach only their neighbours.
+        rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
+            where a compiler rounds it before. Partial sums are sent as they are.
+        moved: the share of its bytes that any value has there: `rounds` in the model of such values, `of_rounded`.
+        machine: the name of the machine whose rates these are, for which plans are then; empty where they are of none,
+            and plans are for the devices of the mesh.
+        origin: where the numbers are from, in words.
+
+    Example:
+        >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
+        768.0
+
+    See also:
+        `partition`: its `costs`.
+    """
+
+    latency: PerAxis = 0.0
+    flop: float = FLOP
+    bandwidth: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    repeat_work: bool = False
+    start: PerAxis = 0.0
+    memory: float = 0.0
+    launch: float = 0.0
+    product_launch: float = 0.0
+    copies: float | Copies = 0.0
+    combines: tuple[str, ...] = ()
+    torus: tuple[str, ...] = ()
+    rounds: float = 1.0
+    moved: float = 1.0
+    machine: str = ""
+    origin: str = field(default="", compare=False)
+    is_default: bool = field(init=False, repr=False, compare=False, default=True)
+    """Time is the number of bytes."""
+
+    def __post_init__(self) -> None:
+        for name in ("latency", "bandwidth", "start"):
+            given = getattr(self, name)
+            if not isinstance(given, (int, float)):
+                object.__setattr__(self, name, tuple(sorted(dict(given).items())))
+        object.__setattr__(self, "torus", tuple(sorted(self.torus)))
+        if not isinstance(self.copies, Copies):
+            object.__setattr__(self, "copies", Copies(self.copies))
+        object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
+        is_free = not any([*numbers_of(self.latency), *numbers_of(self.start), *self._copies])
+        rates = {self.moved, *numbers_of(self.bandwidth)}
+        object.__setattr__(self, "is_default", is_free and not self.torus and rates <= {1.0})
+
+    @classmethod
+    def of_platform(cls, platform: str) -> CostModel:
+        """Bytes, for devices of a platform: what an operation is worth there, and what is rounded before it is moved.
+        They say of no machine how its memory is, or its compiler: plans are for the devices of the mesh."""
+        family = family_of_platform(platform)
+        return cls(flop=family.flop, rounds=family.arrays.moved)
+
+    @classmethod
+    def of_mesh(cls, mesh: AnyMesh) -> CostModel:
+        """The default for a mesh: the model of its devices' machine, in seconds, where that is published. Axes, or
+        major parts of them, along which devices are of several slices, or of several processes, run over the network.
+
+        >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
+        'bytes'
+        """
+        name = machine_of(mesh)
+        if name:
+            links = machines()[name].links
+            slow = (part_name(axis, size) if size else axis for axis, size in axes_over_network(mesh, name).items())
+            return cls.of_machine(name, mesh.axis_names, dict.fromkeys(slow, links.network.bandwidth))
+        family, platform = family_of(mesh), platform_of(mesh)
+        is_known = family.name == platform and not family.machines  # nothing is published of any
+        origin = "" if is_known else f"the rates of {device_kind(mesh)!r} devices are not known"
+        return replace(cls.of_platform(platform), origin=origin)
+
+    @classmethod
+    @api_boundary
+    def of_machine(
+        cls, name: str, axes: Iterable[str] | AnyMesh | Mesh, bandwidth: Mapping[str, float] | None = None
+    ) -> CostModel:
+        """The model of a machine whose rates are published, in seconds. A plan with it is for this machine, also on
+        virtual devices: by its memory, and by what its compiler does.
+
+        Args:
+            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e".
+            axes: the mesh, or its axis names.
+            bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
+                own links (a data-centre network).
+
+        Raises:
+            SdyError: no machine is called so.
+
+        >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
+        25000000000.0
+        """
+        if isinstance(axes, (Mesh, jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+            axes = axes.axis_names
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        return cls(**published_fields(name, names, bandwidth or {}))
+
+    @classmethod
+    def calibrate(
+        cls,
+        mesh: jax.sharding.Mesh,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        again: bool = False,
+        from_plan: Profiled | str | os.PathLike[str] | None = None,
+    ) -> CostModel:
+        """The model of the machine at hand, in seconds, from a file or measured: collectives of several sizes along
+        each axis, a product and element-wise ops. That takes some seconds, on slow machines a minute, in which nothing
+        else should run. What is measured replaces published rates; all else that is known of the machine stays.
+
+        Args:
+            mesh: whose devices are measured, all at once.
+            path: the file, which is written where there is none; default: one by kind of devices and axes in
+                `$SDY_JAX_CACHE`, or in the user's directory for caches.
+            again: measure, whatever is in the file.
+            from_plan: what `plan.analyze` found of a step on this mesh, or the file that it was saved to. Nothing is
+                measured then: the model is that of `CostModel.of_mesh`, or of `path` where that is given, with
+                collectives and work as much slower or faster as they were in the step. Plans say by how much.
+
+        Raises:
+            SdyError: the devices are only described, or a file is none of this mesh, or cannot be read or written.
+
+        Example:
+            costs = sdy.CostModel.calibrate(mesh)
+            step = sdy.partition(step, mesh=mesh, in_shardings=P("data"), costs=costs)
+
+            step.plan(state, batch).analyze(state, batch).save("step.profile.json")
+            costs = sdy.CostModel.calibrate(mesh, from_plan="step.profile.json")
+        """
+        if from_plan is not None:
+            model = cls.of_mesh(mesh) if path is None else cls.calibrate(mesh, path=path, again=again)
+            return replace(
+                model, **learned_fields(model, profile_of(from_plan), mesh_from_jax(mesh), device_kind(mesh))
+            )
+        file, model = default_path(mesh) if path is None else Path(path), cls.of_mesh(mesh)
+        found = calibrated(mesh, file, again, Sizes(), model.product_launch)
+        return model.with_rates(found, mesh, f"measured, {file}")
+
+    def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
+        """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
+        return replace(self, **measured_fields(found, mesh, self.machine, self.torus), origin=origin)
+
+    @property
+    def unit(self) -> str:
+        """The unit of all times: "seconds" where bandwidths are given, else "bytes"."""
+        return "seconds" if any(value != 1.0 for value in numbers_of(self.bandwidth)) else "bytes"
+
+    def wire_bytes(self, kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
+        """Bytes that each device sends, from the local bytes before and after a collective over `group` devices.
+
+        `collective_permute` is charged in full: do not ask for one that moves nothing.
+        """
+        return wire_bytes(kind, group, bytes_in, bytes_out)
+
+    def time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, bytes_in: float, bytes_out: float) -> float:
+        """The time of a collective over `axes`: latency per hop, and its bytes over the slowest of the axes."""
+        axes = tuple(axes)
+        wire = wire_bytes(kind, axes_size(axes, mesh), bytes_in, bytes_out)
+        return wire if self.is_default else self.rate(kind, axes, mesh).time(wire)
+
+    def sending_time(
+        self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float, cut: LastCut | None = None
+    ) -> float:
+        """The time of one collective over `axes` in which each device sends `wire` bytes, with none that it runs
+        together with. Devices that are permuted may send them along any axis. `cut`: of the last dimension."""
+        return self.sending_times(kind, axes, mesh, [wire], cut)
+
+    def sending_times(
+        self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wires: Sequence[float], cut: LastCut | None = None
+    ) -> float:
+        """As `sending_time`, of several collectives that may run together."""
+        if self.is_default or not any(wires):
+            return sum(wires)
+        return self._sending_rate(kind, axes, mesh, cut).together(wires)
+
+    def bytes_time(
+        self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float, cut: LastCut | None = None
+    ) -> float:
+        """Of `sending_time` that in which bytes are sent."""
+        return self._sending_rate(kind, axes, mesh, cut).per_byte * wire
+
+    def _sending_rate(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, cut: LastCut | None) -> Rate:
+        axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
+        return self.rate(kind if kind in TABLE else "collective_permute", axes, mesh, cut)
+
+    def work_time(self, operations: float, touched: float) -> float:
+        """The time of a device's own work.
+
+        Args:
+            operations: how many it performs.
+            touched: the bytes that it reads from its memory and writes to it.
+        """
+        computing = self.flop * operations
+        return max(computing, self.memory * touched) if self.memory else computing
+
+    def bucket_bytes(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> float:
+        """The size at which latency is a tenth of a collective's time, in bytes that each device sends.
+
+        Smaller collectives of one kind and group are worth combining, up to this size; larger ones gain little. Without
+        latency it is 0: nothing is gained by combining.
+
+        >>> CostModel(latency=1e-6, bandwidth={"x": 90e9}).bucket_bytes("all_gather", [AxisRef("x")], Mesh.of(x=4))
+        2430000.0
+        """
+        found = self.rate(kind, tuple(axes), mesh)
+        return float(round(found.bucket)) if found.fixed else 0.0
+
+    def rate(self, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None = None) -> Rate:
+        """The rate of a kind of collective over axes."""
+        return _rate(self, kind, axes, mesh, cut)
+
+    def link(self, axis: AxisRef, mesh: Mesh) -> Link:
+        """An axis, or a part of one, as collectives see it; all of it lies in a major part with rates, or none."""
+        name, size, end = axis.name, axis.size(mesh), axis.next_pre_size(mesh)
+        major = self.major_parts.get(name, 1)
+        whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
+        latency, start = of_axis(self.latency, rates, of_axis(self.latency, name)), of_axis(self.start, name)
+        hop = whole // end * latency
+        return Link(size, self.bandwidth_of(rates), hop, start, rates in self.torus, self._copies, self.moved)
+
+    @property
+    def of_rounded(self) -> CostModel:
+        """The model of values that are moved for products alone."""
+        return self if self.rounds == self.moved else _of_rounded(self)
+
+    @property
+    def major_parts(self) -> Mapping[str, int]:
+        """The sizes of the major parts of axes that have rates of their own."""
+        return _major_parts(self.bandwidth) if isinstance(self.bandwidth, tuple) else {}
+
+    @property
+    def lanes(self) -> int:
+        """The elements of a last dimension in a tile; 0 where it does not matter how arrays lie."""
+        return self._copies.lanes
+
+    @property
+    def _copies(self) -> Copies:
+        return self.copies if isinstance(self.copies, Copies) else Copies(self.copies)
+
+    def bandwidth_of(self, axis: str) -> float:
+        """Bytes per second along a mesh axis."""
+        return of_axis(self.bandwidth, axis, 1.0) if self.bandwidth else 1.0
+
+    def slow_axes(self, mesh: Mesh) -> frozenset[str]:
+        """The axes of a mesh along which devices send much less than along its fastest one, as between slices."""
+        rates = {axis.name: self.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
+        return frozenset(name for name, rate in rates.items() if _SLOW * rate < max(rates.values()))
+
+
+_SLOW = 4
+"""How many times as fast the fastest axis has to be. Published (of machines in `targets/`): networks take 9 to 29 times
+as long as links. Anything between 2 and 9 tells the two apart."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None) -> Rate:
+    parts = [part for axis in axes for part in cut_at(axis, mesh, model.major_parts)]
+    return rate(kind, [model.link(part, mesh) for part in parts], model.combines, cut)
+
+
+@lru_cache(maxsize=64)
+def _of_rounded(model: CostModel) -> CostModel:
+    return replace(model, moved=model.rounds)
+
+
+@lru_cache(maxsize=64)
+def _major_parts(bandwidth: tuple[tuple[str, float], ...]) -> Mapping[str, int]:
+    return major_parts(name for name, _ in bandwidth)

@@ -1,1 +1,0 @@
-"""Layouts that are chosen for a whole program: proposed, planned and tried; the best program that fits stays."""

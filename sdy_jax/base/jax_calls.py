@@ -1,0 +1,116 @@
+"""What jax does around calls of functions: jit itself, dispatch, what `jax.vmap` maps, donated arrays, NaN checks,
+exported functions, several processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jaxlib
+from jax import export
+from jax._src import config, core, distributed
+from jax._src.api import jit as jit
+from jax._src.array import ArrayImpl
+from jax._src.interpreters.batching import batch_jaxpr
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+# The calls that a jitted function's C++ does not know.
+#
+# * `_cache_miss` of jitted functions: what jit's C++ asks for a call that it has not seen. Ours is asked instead, for
+#   the layouts of arrays, which are in the key of that cache and not in the types that jit traces by; so a call that
+#   was seen before costs what jit's costs.
+
+CACHE_MISS = "_cache_miss"
+"""The method of a jitted function that its C++ calls for what its cache does not have. It returns the result, what the
+cache is to keep or None, and whether to ask again."""
+
+
+def with_cache_miss(jitted: Any, cache_miss: Callable[..., tuple[Any, Any, bool]]) -> Any:
+    """A function with the name and options of `jitted`, of which calls that its C++ has not seen go to `cache_miss`.
+
+    That is, calls that differ from those before in what they are known by: the arguments' types, shardings and whether
+    they are committed, static arguments, the state of tracing, the mesh of `jax.set_mesh` and settings. The function of
+    `jitted` runs only where jit is disabled.
+    """
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
+    made.__dict__.update(jitted.__dict__)
+    made.__setstate__({**jitted.__getstate__(), "cache_miss": cache_miss})
+    return made
+
+
+# What `jax.vmap` maps.
+#
+# * `batch_jaxpr`: which results of a function are mapped; those of `jax.vmap` itself have to be told.
+
+
+def mapped_results(region: Any, axis_data: Any, dims: Sequence[int | None]) -> list[bool]:
+    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it; all where jax cannot tell."""
+    apart = dataclasses.replace(axis_data, spmd_name=None)
+    try:
+        _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    except NotImplementedError:  # of a `custom_partitioning` function, which only partitioned programs map
+        return [True] * len(region.out_avals)
+    return list(found)
+
+
+# Arrays that were donated, in jaxlibs before 0.12.
+#
+# * The class of arrays: an array whose buffers a program has taken is known to be deleted, but jit's C++ hands it to
+#   the devices again, and with several of them jaxlib 0.10 ends the process. Once its `delete` was called, jit
+#   refuses it.
+
+PASSES_DONATED = jaxlib.version.__version_info__ < (0, 12)
+"""Whether jit's C++ passes on arrays that were donated. Measured (2026-11): 0.10 and 0.11 do, 0.12 refuses them."""
+
+
+def delete_donated(leaves: Iterable[Any]) -> None:
+    """Has jit refuse those arrays among `leaves` that were donated to a program."""
+    for x in leaves:
+        if x.__class__ is ArrayImpl and x.is_deleted():
+            x.delete()
+
+
+# `jax_debug_nans` and `jax_debug_infs`: whether results are looked at.
+#
+# * Their values, which `jax.config` has untyped, and without those of contexts.
+# * The current trace: where jit finds such a number it calls the function that it has traced once more, outside of its
+#   own trace, to hear of the op that made it.
+
+
+def is_run_for_its_ops() -> bool:
+    """Whether jit calls a function to find the op that makes a number which it is to report."""
+    is_looked_for = config.debug_nans.value or config.debug_infs.value
+    return bool(is_looked_for) and not isinstance(core.trace_ctx.trace, DynamicJaxprTrace)
+
+
+# Exported functions around other modules.
+#
+# * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
+
+
+def with_module(exported: export.Exported, module: bytes) -> export.Exported:
+    """An exported function with another module, which may be called on any number of devices, and leaves the shardings
+    of its arguments and results to the caller."""
+    ins, outs = (None,) * len(exported.in_avals), (None,) * len(exported.out_avals)
+    return dataclasses.replace(
+        exported,
+        mlir_module_serialized=module,
+        nr_devices=1,
+        in_shardings_hlo=ins,
+        out_shardings_hlo=outs,
+        _in_named_shardings=ins,
+        _out_named_shardings=outs,
+    )
+
+
+# The service of several processes.
+#
+# * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
+
+
+def distributed_client() -> Any:
+    """The client of the service that `jax.distributed.initialize` starts; None without one."""
+    return distributed.global_state.client

@@ -1,0 +1,279 @@
+"""Primitives of jax, with what is to be known of each: scans, callbacks, checks, FFI calls, `custom_partitioning`;
+what a primitive becomes where some operands are known or linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import callback, checkify, custom_partitioning, debugging, effects, ffi
+from jax._src.core import closed_call_p
+from jax._src.custom_partitioning_sharding_rule import (
+    SdyShardingRule,
+    sdy_sharding_rule_to_mlir,
+    str_to_sdy_sharding_rule,
+)
+from jax._src.interpreters import partial_eval
+from jax._src.interpreters.ad import backward_pass
+from jax.extend.core import Primitive, Var, new_jaxpr_eqn, set_current_trace
+from jax.extend.mlir import ir
+from jax.interpreters import ad, batching
+
+from sdy_jax.errors import ShardingError
+
+# Primitives of which jax makes others before it lowers a function, where ours hold some of them.
+#
+# * `is_high`, `to_lojax`: whether a primitive has such in a jaxpr among its parameters, and what stands for it then;
+#   jax 0.12 has some that users know (`jnp.searchsorted`).
+# * `lower_jaxpr2`: a jaxpr without them.
+
+
+def keeps_region(primitive: Primitive, name: str) -> None:
+    """Lets a primitive be itself, with a lower jaxpr in its parameter `name`."""
+
+    def lower(*operands: Any, **parameters: Any) -> Any:
+        region = partial_eval.lower_jaxpr2(parameters[name])
+        return primitive.bind(*operands, **{**parameters, name: region})
+
+    vars(primitive)["to_lojax"] = lower
+
+
+# How many operands of a `scan` are constants of its loop.
+#
+# * `flattree`: in jax 0.12 the parameters of the primitive say so by a tree of operands, in 0.10 by a number.
+
+
+def scan_constants(parameters: Mapping[str, Any]) -> int:
+    """How many operands of a `scan` come before what it carries."""
+    if "num_consts" in parameters:
+        return int(parameters["num_consts"])
+    return len(parameters["ft_in"].unpack()[0])
+
+
+def with_scan_constants(parameters: Mapping[str, Any], more: int) -> dict[str, Any]:
+    """The parameters of a `scan` that say how many these are, where there are so many more."""
+    if "num_consts" in parameters:
+        return {"num_consts": parameters["num_consts"] + more}
+    from jax._src import flattree  # type: ignore[attr-defined, unused-ignore]
+
+    constants, *rest = parameters["ft_in"].unpack()
+    return {"ft_in": flattree.pack((flattree.nones(len(constants) + more), *rest))}
+
+
+# What the operands of a scan are: constants, what is carried, and slices.
+#
+# * `num_consts` and `num_carry` say so up to jax 0.11; since 0.12 a tree with these three parts does (`ft_in`, and
+#   `ft_out` of results), from which what is not used is left out.
+
+
+class ScanParts(NamedTuple):
+    """How many operands of a scan are constants, and how many operands and results are carried."""
+
+    constants: int
+    carried: int
+    returned: int
+
+
+def scan_parts(equation: Any) -> ScanParts:
+    """The parts of a scan; slices come last, of operands and of results."""
+    params = equation.params
+    if "ft_in" not in params:
+        return ScanParts(params["num_consts"], params["num_carry"], params["num_carry"])
+    constants, carried, _ = params["ft_in"].update(equation.invars).unpack()
+    returned, _ = params["ft_out"].update(equation.outvars).unpack()
+    return ScanParts(len(list(constants)), len(list(carried)), len(list(returned)))
+
+
+# Callbacks to the host and their effects.
+#
+# * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
+#   their effects: whether the order of some matters is in jax's own list only.
+# * `inspect_sharding_p`: what `jax.debug.inspect_array_sharding` becomes, which is answered from the plan.
+
+CALLBACKS: dict[Primitive, str] = {
+    getattr(module, primitive): name
+    for module, primitive, name in (
+        (debugging, "debug_callback_p", "jax.debug.callback"),
+        (debugging, "debug_print_p", "jax.debug.print"),
+        (callback, "pure_callback_p", "jax.pure_callback"),
+        (callback, "io_callback_p", "jax.experimental.io_callback"),
+    )
+}
+"""The primitives that call back to the host, by what users call."""
+
+inspect_sharding_p: Primitive = debugging.inspect_sharding_p
+debug_callback_p: Primitive = debugging.debug_callback_p
+debug_effect: Any = debugging.debug_effect
+
+
+def effects_of(primitive: Primitive, avals: Sequence[Any], parameters: Mapping[str, Any]) -> Set[Any]:
+    """The effects of a primitive on arguments of these types."""
+    _, found = primitive.abstract_eval(*avals, **parameters)
+    return found
+
+
+def has_ordered(found: Set[Any]) -> bool:
+    """Whether there are effects of callbacks among these whose order matters."""
+    return bool(effects.ordered_effects.filter_in(found))
+
+
+# Derivatives and rematerialization: what a primitive becomes where some operands are known or linear.
+#
+# * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
+# * The rules of partial evaluation, and the call into which one may split an equation: `jax.jvp` computes results and
+#   tangents by one program, and `jax.grad` by two. jax runs again what is rematerialized, but for what has effects.
+# * `backward_pass`: `jax.linear_transpose` evaluates partially before it transposes, which runs the callbacks of what
+#   is rematerialized once more.
+
+
+def pulled_back(linear: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """The cotangents of the arguments of a closed jaxpr that is linear in all of them."""
+    unknown = [ad.UndefinedPrimal(aval.to_ct_aval()) for aval in linear.in_avals]
+    found = backward_pass(linear.jaxpr, True, linear.consts, unknown, list(cotangents))
+    return list(map(ad.instantiate_zeros, found))
+
+
+def on_partial_evaluation(primitive: Primitive, apart: Callable[..., Sequence[Any]], count: Callable[..., int]) -> None:
+    """Registers what a primitive with several results becomes where its first operands are known and others are not.
+
+    Args:
+        primitive: the primitive.
+        apart: computes the same by ops of which some take known values only, given `(*values, **parameters)`.
+        count: how many of its operands are to be known, given the parameters.
+    """
+
+    def traced(trace: Any, *tracers: Any, **parameters: Any) -> Sequence[Any]:
+        known = [tracer.is_known() for tracer in tracers]
+        if all(known) or not all(known[: count(**parameters)]):
+            return trace.default_process_primitive(primitive, tracers, parameters)  # type: ignore[no-any-return]
+        values = [x.pval.get_known() if is_known else x for x, is_known in zip(tracers, known, strict=True)]
+        with set_current_trace(trace):
+            return apart(*values, **parameters)
+
+    def staged(saveable: Any, unknown: Sequence[bool], held: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+        if not any(unknown) or any(unknown[: count(**eqn.params)]):
+            return _known_or_staged(saveable, unknown, held, eqn)
+        region = jax.make_jaxpr(partial(apart, **eqn.params))(*(x.aval for x in eqn.invars))
+        call = {"call_jaxpr": region}
+        eqn = new_jaxpr_eqn(eqn.invars, eqn.outvars, closed_call_p, call, region.effects, eqn.source_info, eqn.ctx)
+        rule = partial_eval.partial_eval_jaxpr_custom_rules[closed_call_p]
+        return rule(saveable, unknown, held, eqn)  # type: ignore[no-any-return]
+
+    partial_eval.custom_partial_eval_rules[primitive] = traced
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = staged
+
+
+def runs_again(primitive: Primitive) -> None:
+    """Lets what is rematerialized run a primitive again, also where it has callbacks of `jax.debug` inside: their
+    effect alone would keep its results, and these run again under jit."""
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = _known_or_staged
+
+
+def _known_or_staged(saveable: Any, unknown: Sequence[bool], held: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+    """As jax splits equations without effects into what is known and what is staged."""
+    every = len(eqn.outvars)
+    missing = [x for x, is_held in zip(eqn.invars, held, strict=True) if isinstance(x, Var) and not is_held]
+    if any(unknown):
+        return None, eqn, [True] * every, [True] * every, missing
+    policy = partial_eval.ensure_enum(saveable(eqn.primitive, *(x.aval for x in eqn.invars), **eqn.params))
+    if policy is not partial_eval.Recompute or not eqn.effects <= {debug_effect}:
+        return eqn, None, [False] * every, [False] * every, []
+    return eqn, eqn, [False] * every, [True] * every, missing
+
+
+def primal_of(x: Any) -> Any:
+    """The array inside of tracers that differentiate it; everything else as it is."""
+    while isinstance(x, jax.core.Tracer) and (primal := getattr(x, "primal", None)) is not None:
+        x = primal
+    return x
+
+
+# The errors of `checkify`.
+#
+# * `check_p`, `ErrorEffect` and `error_checks` of `checkify`: what a partitioned function becomes under it.
+
+check_p: Primitive = checkify.check_p
+
+
+def effects_of_checks(found: Set[Any]) -> Set[Any]:
+    """Those of `checkify.check` among some effects."""
+    return {effect for effect in found if isinstance(effect, checkify.ErrorEffect)}
+
+
+def on_checkify(
+    primitive: Primitive,
+    functionalized: Callable[..., tuple[Any, Sequence[Any]]],
+    may_fail: Callable[..., bool] = lambda errors, **parameters: True,
+) -> None:
+    """Registers what `checkify.checkify` makes of a primitive with several results.
+
+    Args:
+        primitive: the primitive.
+        functionalized: the error and the results, given `(errors, *values, **parameters)`: the kinds of errors that are
+            looked for and the operands.
+        may_fail: whether there may be errors in it at all, given `(errors, **parameters)`.
+    """
+
+    def rule(*args: Any, **parameters: Any) -> tuple[Any, Sequence[Any]]:
+        first = next(i for i, x in enumerate(args) if isinstance(x, checkify.Error))
+        error, errors, *values = args[first:]
+        if not may_fail(errors, **parameters):
+            return error, primitive.bind(*values, **parameters)
+        new, results = functionalized(errors, *values, **parameters)
+        leaves, tree = jax.tree.flatten(new)
+        error, _ = checkify.error_checks[check_p](*args[: first + 2], *leaves, err_tree=tree, debug=False)
+        return error, results
+
+    checkify.error_checks[primitive] = rule
+
+
+# FFI calls under `jax.vmap`.
+#
+# * `ffi_call_p` with its lowering, and its rule under `vmap`: JAX forgets how many dimensions that put in front of
+#   what a call takes and makes. From now on calls say so, in a parameter that JAX's own rules pass by.
+
+ffi_call_p: Primitive = ffi.ffi_call_p
+lower_ffi_call = ffi.ffi_call_lowering
+
+BATCH_DIMENSIONS = "num_batch_dims"
+"""The parameter; it is not there where there are none."""
+
+_COUNTED = ("broadcast_all", "expand_dims")
+"""The methods by which all operands and results get a dimension in front."""
+
+
+def _map_and_count(args: Any, dims: Any, **parameters: Any) -> Any:
+    if parameters["vmap_method"] in _COUNTED:
+        parameters[BATCH_DIMENSIONS] = parameters.get(BATCH_DIMENSIONS, 0) + 1
+    return ffi.ffi_batching_rule(ffi_call_p, args, dims, **parameters)
+
+
+batching.primitive_batchers[ffi_call_p] = _map_and_count
+
+
+# What a `custom_partitioning` function says.
+#
+# * `custom_partitioning_p` and the conversion of its sharding rules: it is in the parameters of its primitive.
+
+custom_partitioning_p: Primitive = custom_partitioning.custom_partitioning_p
+
+
+def sharding_rule_of(
+    said: Any, static: Sequence[Any], mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
+) -> ir.Attribute | None:
+    """The rule of a `custom_partitioning` function for these types; it may be stated by a function of them."""
+    if said is None:
+        return None
+    if callable(said):
+        said = said(*static, mesh, list(operands), list(results))
+        said, options = said if isinstance(said, (list, tuple)) and len(said) == 2 else (said, {})
+        said = str_to_sdy_sharding_rule(said, **options) if isinstance(said, str) else said
+    if not isinstance(said, SdyShardingRule):
+        raise ShardingError(
+            f"the sharding_rule of a custom_partitioning gave {said!r}; sharding_rule callable must produce either an "
+            "SdyShardingRule object or an Einsum-like notation string."
+        )
+    return sdy_sharding_rule_to_mlir(said, list(operands), list(results))

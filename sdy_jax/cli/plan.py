@@ -1,0 +1,170 @@
+"""`sdy-jax plan`: the report on a program, why a value is sharded as it is, the module of a stage, and budgets."""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+
+from sdy_jax.cli import UsageError
+from sdy_jax.cli.arguments import explained
+from sdy_jax.cli.devices import Topology, compiled_report, prepare
+from sdy_jax.cli.partitioned_program import Job, job_of
+from sdy_jax.errors import SdyError
+from sdy_jax.ir.type_text import array_text
+from sdy_jax.plan.contracts import Advice, Budget, check
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.files import is_saved_plan, load_plan
+from sdy_jax.plan.record.record import PlanRecord
+
+# Plans kept, compared and held to budgets on the command line.
+
+_ADVICE = Advice("sdy-jax plan without --budget", "with --fixes")
+
+_BYTES = ("wire_bytes", "memory")
+
+
+class Demands:
+    """What is asked of a plan beside printing it. What needs no plan is checked first: it may take long to make.
+
+    Raises:
+        UsageError: `--budget` says nothing that a budget can.
+        SdyError: the file of `--diff` is no plan.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.before: PlanRecord | None = load_plan(options.diff) if options.diff else None
+        self._save, self._html = options.save, options.html
+        self._budget = budget_of(options.budget) if options.budget else None
+
+    def keep(self, plan: Plan) -> None:
+        """Writes the plan to the files of `--save` and `--html`; the latter beside the plan of `--diff`."""
+        if self._save:
+            plan.save(self._save)
+        if self._html:
+            plan.to_html(self._html, self.before)
+
+    def check(self, plan: Plan) -> None:
+        """
+        Raises:
+            ContractError: the plan breaks its budget.
+        """
+        check(plan, self._budget, (), _ADVICE)
+
+
+def show_saved(file: str, options: argparse.Namespace) -> None:
+    """Prints a plan that `--save` wrote, a table of it, or what changed before it, and writes its page.
+
+    Raises:
+        UsageError: options ask for what only the program can answer.
+    """
+    asked = [f"--{name.replace('_', '-')}" for name in _OF_PROGRAMS if getattr(options, name)]
+    if asked:
+        raise UsageError(f"{asked[0]} needs the program, {file} is a saved plan of it; to fix: name the program")
+    plan, demands = load_plan(file), Demands(options)
+    if options.html:
+        plan.to_html(options.html, demands.before)
+    if options.table:
+        plan.table(options.table).show()
+    else:
+        print(plan if demands.before is None else plan.diff(demands.before))
+
+
+_SHARDINGS = ("in_shardings", "out_shardings")
+_ARGUMENTS = ("args", "args_from")
+_OF_PROGRAMS = ("why", "fixes", "stage", "python", "save", "budget", "topology", "mesh", *_ARGUMENTS, *_SHARDINGS)
+
+
+def budget_of(text: str) -> Budget:
+    """The budget that `wire_bytes=10MiB,memory=12GiB,forbid=all_gather,model=all_reduce+reduce_scatter` says: every
+    other name is that of a mesh axis, with the kinds that may send along it.
+
+    Raises:
+        UsageError: it says none.
+    """
+    said: dict[str, str] = {}
+    for entry in text.split(","):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not name or not equals or name in said:
+            raise UsageError(f"--budget: {entry.strip()!r} is not NAME=VALUE, once per name; {_FORM}")
+        said[name] = value
+    forbidden = _kinds(said.pop("forbid", ""))
+    amounts = {name: said.pop(name) for name in _BYTES if name in said}
+    axes = {axis: _kinds(kinds) for axis, kinds in said.items()}
+    try:
+        return Budget(**amounts, forbid=forbidden, axes=axes or None)
+    except SdyError as error:
+        raise UsageError(f"--budget: {str(error).removeprefix('Budget: ')}") from None
+
+
+_FORM = "expected wire_bytes=10MiB,memory=12GiB,forbid=all_gather,AXIS=all_reduce+reduce_scatter, or some of them"
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (kind.strip() for kind in text.split("+"))))
+
+
+# `sdy-jax plan`: the report on a program, why a value is sharded as it is, or the module of a stage.
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints what is asked for."""
+    if is_saved_plan(options.program):
+        show_saved(options.program, options)
+        return 0
+    options.chips = _chips(options)
+    demands = Demands(options)
+    job = job_of(options)
+    with explained(job.file), job.settings():
+        check_sizes(job)
+        plan = job.plan(job.args, job.kwargs)
+        demands.keep(plan)
+        if demands.before is not None:
+            print(plan.diff(demands.before))
+        elif options.why:
+            print(plan.why(options.why))
+        elif options.table:
+            plan.table(options.table).show()
+        elif options.fixes:
+            print(plan.fixes)
+        elif options.stage:
+            print(plan.mlir(options.stage), end="")
+        elif options.python is not None:
+            _write_python(plan, options.python)
+        else:
+            plan.show()
+            if options.chips is not None:
+                print(f"\n{compiled_report(job.lower(), options.chips)}")
+        demands.check(plan)
+    return 0
+
+
+def _write_python(plan: Plan, file: str) -> None:
+    """Writes the program as Python, or prints it where the file is `-`."""
+    if file == "-":
+        print(plan.to_python(), end="")
+    else:
+        plan.to_python(file)
+        print(f"{file}: {plan.headline}")
+
+
+def _chips(options: argparse.Namespace) -> Topology | None:
+    """The accelerators that `--topology` names."""
+    if not options.topology:
+        if options.slices != 1:
+            raise UsageError("--slices says of how many slices there are to be; name one of them by --topology")
+        return None
+    prepare()
+    return Topology.of(options.topology, options.slices)
+
+
+def check_sizes(job: Job) -> None:
+    """
+    Raises:
+      SdyError: a size of an argument is symbolic.
+    """
+    infos = [leaf for leaf in jax.tree.leaves((job.args, job.kwargs)) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    if not all(isinstance(size, int) for info in infos for size in info.shape):
+        raise SdyError(
+            f"the program takes {', '.join(map(array_text, infos))}; to fix: give the types with sizes as --args"
+        )

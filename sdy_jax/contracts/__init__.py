@@ -1,1 +1,0 @@
-"""What users demand of plans: budgets, and axes along which nothing moves unasked."""

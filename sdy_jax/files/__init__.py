@@ -1,1 +1,0 @@
-"""Files that are written as a whole, or not at all."""

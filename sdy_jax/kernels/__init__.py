@@ -1,1 +1,0 @@
-"""Kernels: what a `pallas_call` says of itself, read as a sharding rule, and the same call on blocks."""

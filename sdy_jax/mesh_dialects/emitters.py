@@ -1,0 +1,265 @@
+"""How mesh and shard ops of a program in text are computed on local arrays, and the rules of their collectives."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.graph import Op
+from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
+from sdy_jax.ir.operations import module_of
+from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.text.mesh_dialects import OPS, mesh_name
+from sdy_jax.ir.validity import RuleError
+from sdy_jax.lowering.ops.control_flow import not_manual
+from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.registry import LocalOp, check, emitter
+from sdy_jax.mesh_dialects.meshes import DeviceMesh, device_meshes, mesh_of, stated_sharding
+from sdy_jax.mesh_dialects.scalars import PerDevice, traced
+from sdy_jax.mesh_dialects.semantics import collectives, shards
+from sdy_jax.mesh_dialects.semantics.grid import Coordinate, Grid, Index
+from sdy_jax.mesh_dialects.semantics.layout import Layout
+from sdy_jax.mesh_dialects.view import CHANGED_DIMENSIONS, DialectOp, is_dialect_op, pair_up, view
+from sdy_jax.runtime.devices import expressed
+from sdy_jax.runtime.meshes import RefinedMesh
+from sdy_jax.shardy.rules.custom_calls import exchanging
+from sdy_jax.shardy.rules.registry import NEED_REPLICATION, RuleBuilder, names, result_shape, rule
+
+# How mesh and shard ops of a program in text are computed on local arrays: each by the function of its semantics.
+#
+# They register as emitters and checks of the lowering, so that they run in local programs and, in global ones, in
+# manual computations. Values of type `index` are Python integers as long as they are known, so that devices which a
+# program computes from constants need no dynamic exchange.
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op with what its operands have become."""
+
+    local: LocalOp
+    op: DialectOp
+    grid: Grid
+    arrays: Mapping[ir.Value, Any]
+
+    @property
+    def input(self) -> jax.Array:
+        return jnp.asarray(self.arrays[self.op["input"]])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type of the result."""
+        return numpy_dtype(str(ir.RankedTensorType(self.op.result.type).element_type))
+
+    def device(self, name: str) -> tuple[Index, ...]:
+        """A list of indices: integers as far as they are known."""
+        return tuple(map(self.number, self.op[name]))
+
+    def devices(self, name: str) -> tuple[Coordinate, ...]:
+        """A list of indices that may be known for each device."""
+        known = (entry if isinstance(entry, int) else self.arrays[entry] for entry in self.op[name])
+        return tuple(x.values if isinstance(x, PerDevice) else _plain(x) for x in known)
+
+    def known(self, name: str, what: str) -> tuple[int, ...]:
+        """A list of indices that has to be known before the run."""
+        found = self.device(name)
+        if not all(isinstance(number, int) for number in found):
+            raise UnsupportedError(f"{what} must be known before the run")
+        return found  # type: ignore[return-value]
+
+    def number(self, entry: int | ir.Value) -> Index:
+        return _plain(traced(entry if isinstance(entry, int) else self.arrays[entry]))
+
+
+def _plain(x: Any) -> Index:
+    """An integer, unless it is computed in the run."""
+    return x if isinstance(x, jax.core.Tracer) else operator.index(x)
+
+
+def _recv(call: Call) -> Any:
+    """What the block's matching send sends."""
+    block, array = call.local.op.block, call.local.evaluation.array
+    assert block is not None
+    pairs, _ = pair_up([view(op.mlir) for op in block.ops if is_dialect_op(op.mlir)])
+    send = next(send for send, recv in pairs if recv.operation == call.op.operation)
+    sender = next(op for op in block.ops if op.mlir == send.operation)
+    sending = Call(call.local, send, call.grid, {value.mlir: array(value) for value in sender.operands})
+    source = None if call.op["source"] is None else call.devices("source")
+    return collectives.send_recv(call.grid, sending.input, call.op.axes, source, sending.devices("destination"))
+
+
+def _multi_index(call: Call) -> tuple[PerDevice, ...]:
+    places = np.unravel_index(np.arange(call.grid.group_size(range(call.grid.rank))), call.grid.sizes)
+    return tuple(PerDevice(places[axis], call.grid) for axis in call.op["axes"] or range(call.grid.rank))
+
+
+def _update_halo(call: Call) -> Any:
+    x = jnp.asarray(call.arrays[call.op["destination"]])
+    return collectives.update_halo(call.grid, x, call.op["split_axes"], call.device("static_halo_sizes"))
+
+
+def _sharding(call: Call) -> Layout:
+    op = call.op
+    return Layout(
+        op["split_axes"],
+        op["partial_type"],
+        op["partial_axes"],
+        call.known("static_halo_sizes", "halo sizes"),
+        call.known("static_sharded_dims_offsets", "offsets"),
+    )
+
+
+def _shard_shape(call: Call) -> Any:
+    layout: Layout = call.arrays[call.op["sharding"]]
+    if call.op.dialect == "shard":
+        return shards.shard_shape(call.grid, call.known("dims", "dimensions"), layout, call.device("device"))
+    return shards.shard_shape(call.grid, call.op["shape"], layout, [call.number(call.op["device"])])
+
+
+_HANDLERS: Mapping[str, Callable[[Call], Any]] = {
+    "all_gather": lambda c: collectives.all_gather(c.grid, c.input, c.op.axes, c.op["gather_axis"]),
+    "all_slice": lambda c: collectives.all_slice(c.grid, c.input, c.op.axes, c.op["slice_axis"]),
+    "all_to_all": lambda c: collectives.all_to_all(c.grid, c.input, c.op.axes, c.op["split_axis"], c.op["concat_axis"]),
+    "broadcast": lambda c: collectives.broadcast(c.grid, c.input, c.op.axes, c.device("root")),
+    "gather": lambda c: collectives.gather(c.grid, c.input, c.op.axes, c.op["gather_axis"], c.device("root")),
+    "scatter": lambda c: collectives.scatter(c.grid, c.input, c.op.axes, c.op["scatter_axis"], c.device("root")),
+    "shift": lambda c: collectives.shift(
+        c.grid, c.input, c.op.axes, c.op["shift_axis"], c.op["offset"], c.op["rotate"]
+    ),
+    "all_reduce": lambda c: collectives.all_reduce(c.grid, c.input, c.op.axes, c.op["reduction"], c.dtype),
+    "reduce": lambda c: collectives.reduce(c.grid, c.input, c.op.axes, c.device("root"), c.op["reduction"], c.dtype),
+    "reduce_scatter": lambda c: collectives.reduce_scatter(
+        c.grid, c.input, c.op.axes, c.op["scatter_axis"], c.op["reduction"], c.dtype
+    ),
+    "mesh_shape": lambda c: shards.grid_shape(c.grid, c.op["axes"]),
+    "neighbors_linear_indices": lambda c: shards.neighbors_linear_indices(
+        c.grid, [c.number(value) for value in c.op["device"]], c.op["split_axes"]
+    ),
+    "send": lambda c: c.input,
+    "recv": _recv,
+    "process_linear_index": lambda c: PerDevice(np.arange(c.grid.group_size(range(c.grid.rank))), c.grid),
+    "process_multi_index": _multi_index,
+    "update_halo": _update_halo,
+    "sharding": _sharding,
+    "shard_shape": _shard_shape,
+}
+
+_NAMES = tuple(
+    full_name for full_name, declaration in OPS.items() if mesh_name(declaration.dialect, declaration.name) in _HANDLERS
+)
+
+
+@emitter(*_NAMES)
+def _compute(local: LocalOp, *operands: Any) -> Sequence[Any]:
+    op = view(local.op.mlir)
+    arrays = {value.mlir: array for value, array in zip(local.op.operands, operands, strict=True)}
+    try:
+        grid = grid_on(local.mesh, op.dialect, _device_mesh(op))
+        results = _HANDLERS[op.name](Call(local, op, grid, arrays))
+    except RuleError:
+        raise
+    except (ShardingError, UnsupportedError) as error:
+        op.fail(re.sub(rf"^{op.dialect}\.\w+: ", "", str(error)))
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _device_mesh(op: DialectOp) -> DeviceMesh:
+    """The mesh that an op is about; that of its sharding, if it names none."""
+    symbol = op.values.get("mesh")
+    if symbol is None:
+        stated = stated_sharding(op["sharding"])
+        if stated is None:
+            raise ShardingError("the sharding is not stated here")
+        symbol = stated.mesh
+    return device_meshes(module_of(op.operation))[op.dialect, symbol]
+
+
+def grid_on(mesh: RefinedMesh, dialect: str, named: DeviceMesh) -> Grid:
+    """A mesh of the text on the devices of the program, in their order.
+
+    Raises:
+        ShardingError: its axes are none of these, nor products or parts of them.
+    """
+    parts = parts_of(named, mesh.mesh)
+    if parts is None or any(axes_size(mesh.atoms(refs), mesh.mesh) != axes_size(refs, mesh.mesh) for refs in parts):
+        raise ShardingError(named.unlike(mesh.mesh.sizes.values()))
+    return Grid(mesh, parts, dialect)
+
+
+def parts_of(named: DeviceMesh, mesh: Mesh) -> tuple[tuple[AxisRef, ...], ...] | None:
+    """What the axes of a mesh are on another one with as many devices; None if some are no products of parts of its.
+
+    On a 2x4 mesh with axes `a` and `b`, those of 4x2 are `a` with `b:(1)2`, and `b:(2)2`.
+    """
+    if named.has_the_sizes_of(mesh):
+        return tuple((AxisRef(axis.name),) for axis in mesh.axes)
+    if None in named.shape or named.group_size(range(named.rank)) != mesh.size:
+        return None
+    own = mesh_of([size or 1 for size in named.shape])
+    positions = replace(mesh, device_ids=())
+    found = [expressed(AxisRef(axis.name), own, positions) for axis in own.axes]
+    known = tuple(refs for refs in found if refs is not None)
+    return known if len(known) == named.rank else None
+
+
+@check(*_NAMES)
+def _check_manual(op: Op, mesh: Mesh) -> str | None:
+    """In global programs: groups must not join devices for which the code around is not written."""
+    call = view(op.mlir)
+    parts = parts_of(_device_mesh(call), mesh)
+    if parts is None:
+        return None  # which is an error where it is computed
+    used = (ref.name for axis in _communicated_axes(call, len(parts)) for ref in parts[axis])
+    return not_manual(op, used, mesh, "works on per-device arrays, but")
+
+
+def _communicated_axes(op: DialectOp, rank: int) -> Sequence[int]:
+    """The axes along which a device needs to know its place."""
+    match op.name:
+        case "process_linear_index":
+            return range(rank)
+        case "process_multi_index":
+            return op["axes"] or range(rank)
+        case "update_halo":
+            return [axis for axes in op["split_axes"] for axis in axes]
+        case "mesh_shape" | "neighbors_linear_indices" | "sharding" | "shard_shape":
+            return ()
+        case _:
+            return op.axes
+
+
+# Rules of the mesh and shard dialects' collectives, as they occur in manual computations.
+#
+# Send and recv have none: what is received has the sharding of an operand that is not the op's own.
+
+
+def _both(words: str) -> tuple[str, ...]:
+    return (*names("mesh", words), *names("shard", words))
+
+
+@rule(*_both("all_reduce broadcast reduce shift"), extra=True)
+def keeps_shape(op: Op, conservative: bool) -> OpShardingRule:
+    """One factor per dimension of the result."""
+    return RuleBuilder.of(op).pointwise(result_shape(op)).build()
+
+
+@rule(*_both("update_halo"), extra=True)
+def update_halo(op: Op, conservative: bool) -> OpShardingRule:
+    """Dimensions with a halo are exchanged as they are."""
+    split = [dim for dim, axes in enumerate(view(op.mlir)["split_axes"]) if axes]
+    return RuleBuilder.of(op).pointwise(result_shape(op), split, NEED_REPLICATION).build()
+
+
+@rule(*_both(" ".join(CHANGED_DIMENSIONS)), extra=True)
+def exchanges(op: Op, conservative: bool) -> OpShardingRule:
+    """Dimensions that become shorter or longer are exchanged as they are."""
+    attributes = CHANGED_DIMENSIONS[op.name.partition(".")[2]]
+    return exchanging(op, *(op.int(name) for name in attributes if name))

@@ -1,0 +1,1 @@
+"""The functions of `sdy_jax.shard`: the dialects' ops on arrays of JAX."""

@@ -1,1 +1,0 @@
-"""Schedules as tables, and what a pipeline writes on its ops: plain Python, which plans read as well."""

@@ -1,0 +1,119 @@
+"""Text of pages: aligned columns, sections of as many lines as fit, and colours or HTML where a reader has these."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+# Rows of text in aligned columns.
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows as lines, indented by two; the columns with numbers in `right` are flush right, empty columns left out.
+
+    A row of one cell is a line of text.
+
+
+    >>> aligned([("a", "", "10 B"), ("bcd", "", "9 B")], right={2})
+    ['  a    10 B', '  bcd   9 B']
+    """
+    widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1), strict=True)]
+    kept = [number for number, width in enumerate(widths) if width]
+
+    def line(row: Sequence[str]) -> str:
+        if len(row) == 1:
+            return row[0]
+        return "  ".join(row[n].rjust(widths[n]) if n in right else row[n].ljust(widths[n]) for n in kept)
+
+    return [f"  {line(row)}".rstrip() for row in rows]
+
+
+# Sections of a page, and how many lines of each there are where not all fit.
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        title: its first line.
+        rows: the others in columns, most important first where some may be left out.
+        right: the columns that are flush right.
+        weight: its share of a page on which not all lines fit, beside the other sections'.
+        rest: says of so many last rows what they are; those that are left out.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]] = ()
+    right: Collection[int] = ()
+    weight: float = 1.0
+    rest: Callable[[int], str] = lambda hidden: f"and {hidden} more"
+
+    def shown(self, count: int) -> str:
+        """The section in so many lines below its title."""
+        kept = len(self.rows) if count >= len(self.rows) else max(0, count - 1)
+        hidden = len(self.rows) - kept
+        more = [f"  {self.rest(hidden)}"] if hidden else []
+        return "\n".join([self.title, *aligned(self.rows[:kept], self.right), *more])
+
+
+def fitted(sections: Sequence[Section], lines: int) -> str:
+    """The sections, an empty line between any two, in so many lines at most: each has its share as far as it needs it.
+
+    A section shows one line below its title at least, if it has any.
+    """
+    sections = [section for section in sections if section.title]
+    counts = [min(1, len(section.rows)) for section in sections]
+    left = lines - sum(counts) - 2 * len(sections) + 1
+    while left > 0:
+        wanting = [n for n, section in enumerate(sections) if counts[n] < len(section.rows)]
+        if not wanting:
+            break
+        counts[min(wanting, key=lambda n: counts[n] / sections[n].weight)] += 1
+        left -= 1
+    return "\n\n".join(section.shown(count) for section, count in zip(sections, counts, strict=True))
+
+
+# Pages and tables where there is more than plain text: colours on terminals, HTML in notebooks.
+
+_STYLES = (
+    (r"(?m)^\S.*$", "bold"),
+    (r"[\w./-]+\.(?:py|mlir):\d+", "cyan"),
+    (r"\b(?:all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute)\b", "magenta"),
+    (r"\b\d[\d.]* (?:B|[KMGT]iB)\b", "green"),
+    (r"\b(?:[1-9]\d|100)%", "bold yellow"),
+    (r"(?<=@)(?:\([\w:,()]+\)|[\w]+(?::\(\d+\)\d+)?)", "blue"),
+)
+"""What is coloured, by rich's names of styles."""
+
+
+def coloured(text: str) -> Any:
+    """A page or table as a text of rich, which must be installed."""
+    from rich.text import Text
+
+    found = Text(text)
+    for pattern, style in _STYLES:
+        found.highlight_regex(pattern, style)
+    return found
+
+
+def show(text: str) -> None:
+    """Prints a page or table, in colours where standard output is a terminal and rich is installed."""
+    if sys.stdout.isatty() and find_spec("rich") is not None:
+        from rich.console import Console
+
+        Console(soft_wrap=True).print(coloured(text))
+    else:
+        print(text)
+
+
+def as_html(text: str) -> str:
+    """A page for notebooks: its lines as they are, titles bold."""
+    lines = (html.escape(line) for line in text.split("\n"))
+    marked = (f"<b>{line}</b>" if re.match(r"\S", line) else line for line in lines)
+    return f'<pre style="line-height:1.35;overflow-x:auto">{chr(10).join(marked)}</pre>'

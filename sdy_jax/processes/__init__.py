@@ -1,1 +1,0 @@
-"""Several processes: they agree that all of them run the same program before it runs."""

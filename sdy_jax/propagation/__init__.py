@@ -1,5 +1,0 @@
-"""Sharding propagation: factor propagation to a fixed point, level by level."""
-
-from sdy_jax.propagation.propagate import propagate
-
-__all__ = ["propagate"]

@@ -1,8 +1,0 @@
-"""Partitioned programs as Python modules: what every device runs, inside `jax.shard_map`, for people to read and run.
-
-A program is traced as it runs, to a jaxpr of lax calls (`trace.py`). That is read into steps (`reading.py`) without
-what tracing leaves behind (`simplification.py`); loops are brought into the form that people write (`loops.py`), and
-equal runs of steps become calls of one function (`layers.py`). `printers/` knows each primitive by family: how it is
-written. `blocks.py` puts statements in order, `names.py` and `source_lines.py` name values as the user's source does,
-and `module.py` adds the mesh, the specs and the function of global arrays.
-"""

@@ -1,1 +1,0 @@
-"""Passes of the mesh and shard dialects: their annotations become SDY's before import."""

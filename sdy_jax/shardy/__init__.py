@@ -1,0 +1,1 @@
+"""Shardy's propagation: the op sharding rules, the propagation of shardings by them, and the passes around it."""

@@ -1,0 +1,1 @@
+"""Steps around propagation, each a named pass with options, and running lists of them."""

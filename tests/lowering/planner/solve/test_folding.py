@@ -1,0 +1,90 @@
+"""Problems that repeat themselves: one node in place of all that are alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sdy_jax.lowering.planner.solve import pbqp_problem, solver
+from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem, folded, identity
+from sdy_jax.lowering.planner.solve.solver import solve
+
+PER_LAYER = 6
+STATE = np.random.default_rng(3)
+OWN = [STATE.integers(0, 9, 4).astype(float) for _ in range(PER_LAYER)]
+PRICES = [STATE.integers(0, 9, (4, 4)).astype(float) for _ in range(2 * PER_LAYER)]
+PORTS = [np.arange(4) for _ in range(2 * PER_LAYER)]
+
+
+@pytest.fixture(autouse=True)
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pbqp_problem, "LARGE", 0)
+
+
+def layers(count: int, dearer: float = 0.0) -> Problem:
+    """Equal layers one after the other, around a cycle of nodes each; later ones may be dearer."""
+    problem = Problem([own * (1 + dearer * layer) for layer in range(count) for own in OWN])
+    for layer in range(count):
+        first = PER_LAYER * layer
+        for n in range(PER_LAYER):
+            ports = Ports(PORTS[n], identity(4), PRICES[n])
+            problem.add(first + n, first + (n + 1) % PER_LAYER, ports)
+        if layer:
+            problem.add(first - 1, first, Ports(PORTS[-1], identity(4), PRICES[-1]))
+    return problem
+
+
+@pytest.mark.parametrize("dearer", [0.0, 0.25])
+def test_what_is_folded_costs_the_same(dearer: float) -> None:
+    problem = layers(40, dearer)
+    small = folded(problem, None)
+    assert small is not None and len(small.problem.costs) < len(problem.costs) / 4
+    for choice in np.random.default_rng(1).integers(0, 4, (5, len(small.problem.costs))).tolist():
+        assert small.problem.cost(choice) == pytest.approx(problem.cost(small.unfolded(choice)), rel=1e-12)
+
+
+def test_more_layers_have_no_more_nodes() -> None:
+    few, many = folded(layers(40), None), folded(layers(80), None)
+    assert few is not None and many is not None
+    assert len(few.problem.costs) == len(many.problem.costs)
+
+
+def test_layers_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = list[int]()
+    whole = solver._solve
+
+    def counted(problem: Problem, *args: object) -> object:
+        nodes.append(len(problem.costs))
+        return whole(problem, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(solver, "_solve", counted)
+    problem = layers(60)
+    once, each = solve(problem, folds=True), solve(problem)
+    assert problem.cost(once.choice) == once.cost == each.cost
+    assert nodes == [nodes[0], len(problem.costs)] and 4 * nodes[0] < nodes[1]
+
+
+def test_the_start_stays_in_it() -> None:
+    problem = layers(60)
+    best = solve(problem).choice
+    start = [*best]
+    start[30 * PER_LAYER + 2] = (start[30 * PER_LAYER + 2] + 1) % 4
+    small = folded(problem, start)
+    assert small is not None and small.start is not None
+    assert small.unfolded(small.start) == start
+    assert solve(problem, best, folds=True).choice == best
+
+
+def test_edges_tell_nodes_apart() -> None:
+    problem = layers(60)
+    problem.add(30 * PER_LAYER, 31 * PER_LAYER, Ports(PORTS[0], identity(4), PRICES[0]))
+    small = folded(problem, None)
+    assert small is not None
+    assert small.kinds[30 * PER_LAYER] != small.kinds[20 * PER_LAYER]
+    assert small.kinds[15 * PER_LAYER] == small.kinds[20 * PER_LAYER]
+
+
+def test_what_is_small_or_repeats_little_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folded(layers(3), None) is None
+    monkeypatch.setattr(pbqp_problem, "LARGE", 1000)
+    assert folded(layers(40), None) is None

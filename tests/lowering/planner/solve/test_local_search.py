@@ -1,0 +1,77 @@
+"""Local improvement of a choice: each node alone, on the true cost."""
+
+import random
+
+import pytest
+
+from sdy_jax.lowering.planner.problem.candidates import Candidate
+from sdy_jax.lowering.planner.problem.layout_table import ValueClass
+from sdy_jax.lowering.planner.problem.program_model import ProgramModel
+from sdy_jax.lowering.planner.solve.improvement import LEAST, improved_locally
+from sdy_jax.lowering.planner.solve.moves import Move, everything
+
+LAYOUTS = 4
+SHAPE = ValueClass((8,), 4.0)
+
+
+class RandomPrices:
+    """Prices of reshards between a few layouts of one class."""
+
+    def __init__(self, rng):
+        self._prices = [[0 if a == b else rng.randint(0, 9) for b in range(LAYOUTS)] for a in range(LAYOUTS)]
+
+    def cost(self, of, source, target):
+        return self._prices[source][target]
+
+    def is_whole(self, layout):
+        return True
+
+    def local_bytes(self, of, layout, is_rounded=False):
+        return 1.0 + layout
+
+
+def random_model(rng, nodes):
+    """A chain of nodes that take one shared value and some values of earlier nodes, one of them perhaps twice."""
+    model = ProgramModel(RandomPrices(rng))
+    shared = model.add_value(SHAPE, 1.0)
+    values = [shared]
+    for number in range(nodes):
+        takes = [shared, *rng.choices(values, k=2)] if number else []
+        makes = [shared] if not number else [model.add_value(SHAPE, rng.choice([1.0, 3.0]))]
+        slots = len(takes) + len(makes)
+        candidates = [Candidate(tuple(rng.choices(range(LAYOUTS), k=slots)), rng.randint(0, 5), 0.0) for _ in range(5)]
+        model.add_node(candidates, 1.0, takes, makes)
+        values += makes if number else []
+    for value in model.values:
+        value.needed = [(use.node, use.node) for use in value.uses]
+    return model
+
+
+def with_candidate(chosen, node, candidate):
+    return [candidate if number == node else now for number, now in enumerate(chosen)]
+
+
+@pytest.mark.parametrize("holding", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_node_alone_can_do_better(seed, holding):
+    rng = random.Random(seed)
+    model = random_model(rng, nodes=12)
+    if holding:
+        model.charge_holding([0.25] * 12)
+    start = [rng.randrange(5) for _ in model.nodes]
+    found = improved_locally(model, start, [everything()], model.cost(start))
+    least = model.cost(found)
+    assert least <= model.cost(start)
+    for node in range(len(model.nodes)):
+        others = [model.cost(with_candidate(found, node, candidate)) for candidate in range(5)]
+        assert min(others) >= least - LEAST * model.cost(start)
+
+
+def test_nodes_keep_to_the_candidates_that_a_move_allows():
+    rng = random.Random(0)
+    model = random_model(rng, nodes=12)
+    start = [rng.randrange(5) for _ in model.nodes]
+    only = Move(lambda layouts: lambda now: layouts[:, -1:] == layouts[now, -1])
+    found = improved_locally(model, start, [only], model.cost(start))
+    for node, before, now in zip(model.nodes, start, found, strict=True):
+        assert node.candidates[before].layouts[-1] == node.candidates[now].layouts[-1]

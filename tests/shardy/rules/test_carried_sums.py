@@ -1,0 +1,88 @@
+"""Loops that add to parts of what they carry, under conditions, in wider types: reduced once, behind the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+from sdy_jax.ir.graph import Graph
+from sdy_jax.shardy.propagation.data_flow import edges_of, is_carried_sum
+
+MESH = jax.make_mesh((2, 4), ("model", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+TRIPS, ROWS, WIDTH = 12, 64, 16
+
+
+def product(x: Any, y: Any) -> Any:
+    return x.T @ y
+
+
+def selected(s: Any, x: Any, y: Any, i: Any) -> Any:
+    return s + jnp.where(i > 3, product(x, y), jnp.zeros_like(s[0]))
+
+
+def in_parts(s: Any, x: Any, y: Any, i: Any) -> Any:
+    part = lax.dynamic_index_in_dim(s, i % 2, keepdims=False)
+    return lax.dynamic_update_index_in_dim(s, part + product(x, y), i % 2, 0)
+
+
+def in_a_loop_within(s: Any, x: Any, y: Any, i: Any) -> Any:
+    return lax.fori_loop(0, 2, lambda k, s: in_parts(s, x * k.astype(x.dtype), y, k), s)
+
+
+def widened(s: Any, x: Any, y: Any, i: Any) -> Any:
+    part = lax.dynamic_index_in_dim(s, i % 2, keepdims=False)
+    return lax.dynamic_update_index_in_dim(s, part + product(x, y).astype(jnp.float32), i % 2, 0)
+
+
+BODIES = {body.__name__: body for body in (selected, in_parts, in_a_loop_within, widened)}
+
+
+def summed(body: Any) -> Any:
+    def run(xs: Any, ys: Any) -> Any:
+        def step(s: Any, each: Any) -> Any:
+            return body(s, *each), None
+
+        return lax.scan(step, jnp.zeros((2, WIDTH, WIDTH)), (xs, ys, jnp.arange(TRIPS, dtype=jnp.int32)))[0]
+
+    return run
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_partial_sums_are_reduced_once(name: str) -> None:
+    """Equal to the plain function; that adds products whose terms are on all devices of `data`."""
+    dtype = jnp.bfloat16 if name == "widened" else jnp.float32
+    xs, ys = np.random.default_rng(0).normal(size=(2, TRIPS, ROWS, WIDTH)).astype(dtype)
+    run = summed(BODIES[name])
+    given = P(None, "data")
+    step = sdy.partition(run, mesh=MESH, in_shardings=(given, given), out_shardings=P())
+    error = 0.2 if name == "widened" else 1e-4  # of terms in bfloat16, of some tens
+    np.testing.assert_allclose(step(xs, ys), jax.jit(run)(xs, ys), rtol=1e-5, atol=error)
+    sent = [each for each in step.plan(xs, ys).collectives if each.wire_bytes]
+    assert not [each for each in sent if each.depth], sent
+    assert {each.kind for each in sent} <= {"all_reduce", "reduce_scatter", "all_gather"}
+
+
+def is_sum(body: Any, shape: tuple[int, ...] = (2, 4, 4)) -> bool:
+    """Of what a loop of this body carries."""
+    program = sdy.partition(lambda s: lax.fori_loop(0, 3, body, s), mesh=MESH).plan(jnp.ones(shape))
+    loop = next(op for op in Graph(program.stages["imported"]).ops if op.name == "stablehlo.while")
+    return next(is_carried_sum(edge) for edge in edges_of(loop) if edge.owner.shape == shape)
+
+
+def test_only_what_is_added_to_is_a_sum() -> None:
+    assert is_sum(lambda i, s: s + 1.0)
+    assert is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, s[0] + 1.0, 0, 0))
+    assert not is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, jnp.ones((4, 4)) + i, i % 2, 0))
+    assert not is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, jnp.where(i > 1, 1.0, s[0]), 0, 0))
+    assert not is_sum(lambda i, s: jnp.tanh(s) + 1.0)
+    assert not is_sum(lambda i, s: s + s.max())
+    assert not is_sum(lambda i, s: s * 2.0)
+    assert not is_sum(lambda i, s: lax.cond(s[0, 0, 0] > 0, lambda: s + 1.0, lambda: s))
+    assert not is_sum(lambda i, s: s.astype(jnp.bfloat16).astype(jnp.float32) + 1.0)
