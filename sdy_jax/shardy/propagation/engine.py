@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 # The record of a propagation, from which `why` and the debug-info pass explain the sharding of a value.
 #
-# The engine records one `Event` for each successful propagation of an op; `explanations.py` derives steps from them later.
+# The engine records one `Event` for each successful propagation of an op; `explanations.py` derives steps from them
+# later.
 
 Event = tuple["WorklistEntry", tuple[int, ...], Any, Any, int, int]
 """One successful propagation of one op: the entry, the numbers of its tensors' shardings before, directions, strategy,
