@@ -381,8 +381,8 @@ def test_a_file_that_was_edited_and_signed_does_not_run_wrong(file, change):
 def test_every_layout_that_a_file_could_say_runs_right_or_not_at_all(file, monkeypatch):
     """Even if a file is signed, and says the digest of what comes of it: then only what is checked of each op, and the
     verifier, stand between it and a wrong number."""
-    fun = gathering
-    of(fun).plan(W, X).save(file)
+    fun, costs = gathering, sdy.CostModel(bandwidth=1e9, flop=1e-10)
+    of(fun, costs=costs).plan(W, X).save(file)
     whole, wanted = json.loads(file.read_text()), fun(W, X)
     dims = ["{}", '{"data"}', '{"model"}']
     pairs = [(a, b) for a in dims for b in dims if a != b or a == "{}"]
@@ -395,7 +395,7 @@ def test_every_layout_that_a_file_could_say_runs_right_or_not_at_all(file, monke
             found = replace(files.plan_from_json(json.dumps(other)), is_edited=False)
             monkeypatch.setattr(pinned_plans, "digest_of", lambda _, said=found.choices.partitioned: said)
             try:
-                same(of(fun, plan=found)(W, X), wanted)
+                same(of(fun, plan=found, costs=costs)(W, X), wanted)
                 ran += 1
             except sdy.SdyError:
                 refused += 1
