@@ -60,6 +60,7 @@ GPU = Family(
         "a100": _machine(312e12, 2.0e12, 40, 300e9, 25e9, "a100"),
         "h100": _machine(989e12, 3.35e12, 80, 450e9, 50e9, "h100"),
         "h200": _machine(989e12, 4.8e12, 141, 450e9, 50e9, "h200"),
+        "h20": _machine(148e12, 4.0e12, 96, 450e9, 50e9, "h20"),
         "b200": _machine(2250e12, 8.0e12, 180, 900e9, 50e9, "b200"),
     },
     Compiler(
@@ -75,5 +76,5 @@ GPU = Family(
 
 Sources: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and
 of DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for
-each). Memory is the data sheets', whose GB are GiB by what the driver reports.
+each; H20 as H200). Memory is the data sheets', whose GB are GiB by what the driver reports.
 """

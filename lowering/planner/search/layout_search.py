@@ -253,7 +253,9 @@ class LayoutSearch:
 
     @property
     def _least_worth(self) -> float:
-        return _LEAST_WORTH if self.costs.unit == "bytes" and not self._latency else 0.0
+        """Nothing where memory is asked for: few collectives, early, hold more."""
+        is_charged = self.costs.unit == "bytes" and not self._latency and self.policy.memory is None
+        return _LEAST_WORTH if is_charged else 0.0
 
     @cached_property
     def _tried(self) -> ProgramsTried | None:

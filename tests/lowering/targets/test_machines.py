@@ -37,6 +37,7 @@ def mesh_of(kind: str, platform: str, places: np.ndarray, names: tuple[str, ...]
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
+        ("NVIDIA H20", "h20"),
         ("NVIDIA B200", "b200"),
         ("NVIDIA GB200", None),
         ("TPU v4 lite", None),
