@@ -219,7 +219,7 @@ def training(w, x):
         return jax.tree.map(lambda w, g: w - 0.1 * g / norm, w, g)
 
 
-@case((array(8, 32), P("x")), (array(32), P()))
+@case((array(64, 512), P("x")), (array(512), P()))
 def normalized(x, scale):
     def rms(scale, x):
         with named_scope("rms"):
