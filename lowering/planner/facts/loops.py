@@ -57,8 +57,9 @@ def executions(op: Op) -> Executions:
         around = block.parent
         if around.name == "stablehlo.while":
             count = trip_count(around)
-            times *= (1 if count is None else count) + (block is around.blocks[0])
-            estimate *= runs_of(block)
+            is_condition = block is around.blocks[0]
+            times *= (1 if count is None else count) + is_condition
+            estimate *= _estimated(count) + is_condition
             known, depth = known and count is not None, depth + 1
         elif (taken := _trips_with(block)) is not None:
             loop, count = taken
@@ -82,7 +83,10 @@ def times_as_often(op: Op, value: Value) -> int:
 
 def trips(loop: Op) -> int:
     """The number of iterations that the cost model takes for a loop, at least one."""
-    count = trip_count(loop)
+    return _estimated(trip_count(loop))
+
+
+def _estimated(count: int | None) -> int:
     return UNKNOWN if count is None else max(1, count)
 
 

@@ -268,6 +268,7 @@ class LayoutSearch:
         return self._tried_where(0.0)
 
     def _tried_where(self, least_worth: float) -> ProgramsTried | None:
+        """Those where a collective has to save so much, at least, where no latency is known."""
         program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
         choices = Choices(program, self.policy.effort or math.inf)
         best = best_choice(choices, self._latency, least_worth)
