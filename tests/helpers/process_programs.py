@@ -190,7 +190,7 @@ def differ(folder: Path) -> dict[str, Any]:
         fun.__name__ = "program"
         return sdy.partition(fun, mesh=mesh, in_shardings=P("data"), out_shardings=P())
 
-    sums, largest = partitioned(lambda x: x.sum()), partitioned(lambda x: (x.max(), x.sum(0)))
+    sums, largest = partitioned(lambda x: x.sum()), partitioned(lambda x: x.max())
     twice = partitioned(lambda x: (2 * x).sum())
     absent = partitioned(lambda x: (x * x).sum())
     lowered = (twice if is_odd else sums).lower(x)

@@ -8,6 +8,8 @@ import pytest
 from seeded_process import printed
 
 ROOM = Path(__file__).parent.parent
+FOLDERS = [str(ROOM / name) for name in ("search", "memory", "rewrites", "../reshard")]
+"""Where the test modules lie that the code below imports."""
 PRINTED = {
     "whole programs": """
 import sdy_jax as sdy
@@ -72,7 +74,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 ALL = f"""
 import sys
-sys.path += {[str(ROOM / name) for name in ("whole_program", "memory", "recomputation", "blocking", "reshard")]}
+sys.path += {FOLDERS}
 import conftest
 for name, code in {PRINTED}.items():
     print("##", name)
