@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
-from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports
 
 
-def small_problem(rng: random.Random, nodes: int) -> Problem:
+def small_problem(rng: random.Random, nodes: int) -> PBQP:
     """A few nodes, dense or sparse, with whole or real costs, with or without what is impossible."""
     density, impossible, whole = rng.choice([0.2, 0.5, 0.9]), rng.choice([0, 0.1, 0.3]), rng.random() < 0.5
 
@@ -25,7 +25,7 @@ def small_problem(rng: random.Random, nodes: int) -> Problem:
         chosen = [np.array([rng.randrange(p) for _ in range(n)]) for p, n in zip(ports, (rows, cols), strict=True)]
         return Ports(*chosen, costs(*ports), rng.choice([1.0, 2.0, 0.5]))
 
-    problem = Problem([costs(rng.randint(1, 4)) for _ in range(nodes)])
+    problem = PBQP([costs(rng.randint(1, 4)) for _ in range(nodes)])
     for i, j in itertools.combinations(range(nodes), 2):
         for _ in range((rng.random() < density) + (rng.random() < 0.1)):
             a, b = (i, j) if rng.random() < 0.5 else (j, i)
@@ -33,12 +33,12 @@ def small_problem(rng: random.Random, nodes: int) -> Problem:
     return problem
 
 
-def least_cost(problem: Problem) -> float:
+def least_cost(problem: PBQP) -> float:
     """By trying everything."""
     return min(problem.cost(choice) for choice in itertools.product(*(range(len(v)) for v in problem.costs)))
 
 
-def band(rng: random.Random, nodes: int, width: int, repeat: int = 1) -> Problem:
+def band(rng: random.Random, nodes: int, width: int, repeat: int = 1) -> PBQP:
     """A graph in which each node has edges to the `width` nodes before it; its layers of `nodes` are all equal."""
     costs = [np.array([rng.random() for _ in range(rng.randint(2, 3))]) for _ in range(nodes)]
     edges = {}
@@ -46,14 +46,14 @@ def band(rng: random.Random, nodes: int, width: int, repeat: int = 1) -> Problem
         for back in range(1, width + 1):
             shape = len(costs[(i - back) % nodes]), len(costs[i])
             edges[i, back] = np.array([rng.random() for _ in range(math.prod(shape))]).reshape(shape)
-    problem = Problem(costs * repeat)
+    problem = PBQP(costs * repeat)
     for i in range(nodes * repeat):
         for back in range(1, min(width, i) + 1):
             problem.add(i - back, i, edges[i % nodes, back])
     return problem
 
 
-def least_cost_of_band(problem: Problem, width: int) -> float:
+def least_cost_of_band(problem: PBQP, width: int) -> float:
     """By dynamic programming over the choices for the last `width` nodes."""
     prices = {}
     for edge in problem.edges:

@@ -17,7 +17,7 @@ from sdy_jax.lowering.planner.problem.candidates import Candidate
 from sdy_jax.lowering.planner.problem.layout_table import ValueClass
 from sdy_jax.lowering.planner.problem.program_model import Chosen, ModelValue, Node, Port, ProgramModel
 from sdy_jax.lowering.planner.solve.moves import Column, Move, different
-from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports
 from sdy_jax.lowering.planner.solve.solver import solve
 
 # A lower bound for what a program costs, whatever the choice of layouts; and small exact problems on the true cost.
@@ -111,7 +111,7 @@ class _Exact:
             start.append(list(candidates).index(self._chosen[node]))
         used = [(value, different(value.uses, self._column)) for value in self._values]
         shared = [(value, uses, self._supplies_of(value, uses)) for value, uses in used if len(uses) > 1]
-        problem = Problem([*own, *(np.zeros(len(supplies.reached)) for *_, supplies in shared)])
+        problem = PBQP([*own, *(np.zeros(len(supplies.reached)) for *_, supplies in shared)])
         for value, uses in used:
             if len(uses) == 1:
                 self._add_reshard(problem, value, uses[0])
@@ -130,7 +130,7 @@ class _Exact:
             self._columns[key] = Column.of(candidates, allowed, port.slot)
         return self._columns[key]
 
-    def _add_reshard(self, problem: Problem, value: ModelValue, use: Port) -> None:
+    def _add_reshard(self, problem: PBQP, value: ModelValue, use: Port) -> None:
         maker = _maker(value)
         (sources, rows), (targets, cols) = self._column(maker), self._column(use)
         key = value.shape, tuple(sources), tuple(targets)
@@ -183,7 +183,7 @@ class _Exact:
         return min(range(len(supplies.reached)), key=cost)
 
     def _add_supply(
-        self, problem: Problem, number: int, value: ModelValue, uses: Sequence[Port], supplies: _Supplies
+        self, problem: PBQP, number: int, value: ModelValue, uses: Sequence[Port], supplies: _Supplies
     ) -> None:
         maker, every = _maker(value), np.arange(len(supplies.reached))
         sources, rows = self._column(maker)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, Choices, Pool, Table, Vector, content
-from sdy_jax.lowering.planner.solve.pbqp_problem import Costs, Edge, Indices, Problem
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Costs, Edge, Indices
 
 # The graph under contraction: vectors per node, tables per edge, and what has to be decided when all else is.
 
@@ -132,7 +132,7 @@ def _index(scope: Sequence[int], node: int, chosen: dict[int, int]) -> tuple[int
     return tuple([slice(None) if other == node else chosen[other] for other in scope])
 
 
-def graph_of(problem: Problem, unit: float, most: float, order: Sequence[Choices]) -> tuple[CostGraph, float]:
+def graph_of(problem: PBQP, unit: float, most: float, order: Sequence[Choices]) -> tuple[CostGraph, float]:
     """The graph of a problem, and by how much rounding may have raised costs, in units.
 
     Args:

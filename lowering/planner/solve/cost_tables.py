@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.planner.solve.pbqp_problem import Costs, Indices, identity
+from sdy_jax.lowering.planner.solve.pbqp import Costs, Indices, identity
 
 AT_ONCE = 1 << 16
 """Sums that numpy makes in one go: half a megabyte, which caches hold. Measured (2026-11): two tables of 25 x 25 are

@@ -1,4 +1,4 @@
-"""Moves, which leave each node a few candidates, and the problem that a move leaves, with Steiner nodes of values.
+"""Moves, which leave each node a few candidates, and the PBQP that a move leaves, with Steiner nodes of values.
 
 See docs/explanation/planner.md#moves and docs/explanation/planner.md#shared-layouts.
 """
@@ -16,7 +16,7 @@ from sdy_jax.ir.meshes import AxisRef, overlaps
 from sdy_jax.lowering.planner.problem.candidates import Candidate
 from sdy_jax.lowering.planner.problem.layout_table import LayoutTable, ValueClass
 from sdy_jax.lowering.planner.problem.program_model import Chosen, ModelValue, Port, ProgramModel
-from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem, identity, zeros
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports, identity, zeros
 from sdy_jax.lowering.planner.solve.solver import solve
 
 # The layouts that ports of nodes may have, where each node may only have some of its candidates.
@@ -140,7 +140,7 @@ def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]
     return not used or (len(used) == 1 and all(any(overlaps(a, b) for b in used[0]) for a in atoms))
 
 
-# The problem that a move leaves: each node has a few candidates, and the solver chooses for all at once.
+# The PBQP that a move leaves: each node has a few candidates, and the solver chooses for all at once.
 #
 # A value that several nodes take has a *shared layout*, through which it goes to them: so that what is shared is paid
 # for once, though the solver knows pairs only. Holding a value is charged to its shared layout, or to its maker where
@@ -204,7 +204,7 @@ class RestrictedProgram:
                 for shared in all_shared[made]:
                     costs.append(self._shared_costs(self._model.values[made], shared))
                     start.append(shared.layouts.index(self._model.layout(self._now, self._maker(made))))
-        problem = Problem(costs)
+        problem = PBQP(costs)
         for made, uses in enumerate(self._uses):
             if uses:
                 self._add_edges(problem, numbers, made, all_shared[made])
@@ -321,7 +321,7 @@ class RestrictedProgram:
         moved = np.not_equal.outer(sources, targets)
         return prices + moved * self._held(value, targets, begin, end) / value.times
 
-    def _add_edges(self, problem: Problem, numbers: list[int], made: int, all_shared: list[_SharedLayout]) -> None:
+    def _add_edges(self, problem: PBQP, numbers: list[int], made: int, all_shared: list[_SharedLayout]) -> None:
         """Adds the reshards of a value: from its maker to its only use, or to its shared layout and from there to all
         uses."""
         value, maker = self._model.values[made], self._maker(made)
@@ -378,7 +378,7 @@ def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], flo
     return [order[a:b] for a, b in pairwise(cuts)]
 
 
-def _settle(problem: Problem, start: list[int], all_shared: Sequence[int]) -> None:
+def _settle(problem: PBQP, start: list[int], all_shared: Sequence[int]) -> None:
     """Gives each shared layout, in place, the candidate that costs least beside those of its neighbours."""
     edges: dict[int, list[tuple[int, Ports]]] = {shared: [] for shared in all_shared}
     for edge in problem.edges:

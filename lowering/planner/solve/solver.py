@@ -16,7 +16,7 @@ import numpy as np
 
 from sdy_jax.lowering.planner.solve.contraction import ELIMINATED, Beside, CostGraph, Step, contract, graph_of
 from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, Choices, Vector, content, parts
-from sdy_jax.lowering.planner.solve.pbqp_problem import Costs, Problem, folded, restricted
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Costs, folded, restricted
 from sdy_jax.lowering.planner.solve.trws import GAP, pass_messages
 
 # Exact bucket elimination: nodes are minimised out one by one, the one with the least table first.
@@ -170,7 +170,7 @@ def _aligned(array: Costs, scope: tuple[int, ...], rank: int) -> Costs:
     return moved.reshape(len(moved), *(lengths.get(k, 1) for k in range(rank)))
 
 
-# From a problem to a choice: contraction, then exact elimination, or messages where tables would be too large.
+# From a PBQP to a choice: contraction, then exact elimination, or messages where tables would be too large.
 
 LARGEST_TABLE = 2_000_000
 """Entries of the largest table of an exact elimination: 16 MB, some 20 milliseconds. Measured (2026-11): on random
@@ -226,7 +226,7 @@ class Solution:
 
 
 def solve(
-    problem: Problem,
+    problem: PBQP,
     start: Sequence[int] | None = None,
     *,
     largest_table: int = LARGEST_TABLE,
@@ -246,7 +246,7 @@ def solve(
         folds: where a large problem repeats itself, as equal layers do, nodes that are alike have the same choice.
 
     >>> import numpy as np
-    >>> problem = Problem([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
+    >>> problem = PBQP([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
     >>> problem.add(0, 1, np.array([[0.0, 5.0], [3.0, 0.0]]))
     >>> solve(problem)
     Solution(choice=[1, 1], cost=1.0, bound=1.0)
@@ -266,15 +266,13 @@ def solve(
     return Solution(both.chosen_from(fused.choice), fused.cost, min(fused.cost, found.bound))
 
 
-def _no_worse(problem: Problem, found: Solution, start: Sequence[int]) -> Solution:
+def _no_worse(problem: PBQP, found: Solution, start: Sequence[int]) -> Solution:
     """The solution, or the start where that costs no more."""
     cost = problem.cost(start)
     return found if found.cost < cost else Solution(list(start), cost, min(cost, found.bound))
 
 
-def _solve(
-    problem: Problem, start: Sequence[int] | None, largest_table: int, rounds: int, resolution: float
-) -> Solution:
+def _solve(problem: PBQP, start: Sequence[int] | None, largest_table: int, rounds: int, resolution: float) -> Solution:
     given = math.inf if start is None else problem.cost(start)
     if given == 0.0:
         return Solution(list(start or ()), 0.0, 0.0)
@@ -333,7 +331,7 @@ def _solved_exactly(graph: CostGraph, largest_table: int) -> bool:
     return order.largest <= largest_table and eliminate(graph, order.nodes)
 
 
-def _sum_of_largest(problem: Problem) -> float:
+def _sum_of_largest(problem: PBQP) -> float:
     """A cost that no possible choice exceeds."""
     own = [_largest(values) for values in problem.costs]
     edges = [edge.ports.weight * _largest(edge.ports.prices) for edge in problem.edges]
@@ -344,7 +342,7 @@ def _largest(values: Costs) -> float:
     return float(values.max(initial=0.0, where=np.isfinite(values)))
 
 
-def _orders(problem: Problem, start: Sequence[int] | None) -> list[Choices]:
+def _orders(problem: PBQP, start: Sequence[int] | None) -> list[Choices]:
     """Per node the candidates in the order in which ties are broken."""
 
     @cache

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdy_jax.lowering.planner.solve.contraction import CostGraph
 from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, MIN, Pool, Table, least_per_port
-from sdy_jax.lowering.planner.solve.pbqp_problem import Costs, Indices
+from sdy_jax.lowering.planner.solve.pbqp import Costs, Indices
 
 # What message passing needs of a problem: nodes in order, with the links to those before and after each.
 

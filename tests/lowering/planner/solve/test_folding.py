@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.planner.solve import pbqp_problem, solver
-from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem, folded, identity
+from sdy_jax.lowering.planner.solve import pbqp, solver
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports, folded, identity
 from sdy_jax.lowering.planner.solve.solver import solve
 
 PER_LAYER = 6
@@ -18,12 +18,12 @@ PORTS = [np.arange(4) for _ in range(2 * PER_LAYER)]
 
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pbqp_problem, "LARGE", 0)
+    monkeypatch.setattr(pbqp, "LARGE", 0)
 
 
-def layers(count: int, dearer: float = 0.0) -> Problem:
+def layers(count: int, dearer: float = 0.0) -> PBQP:
     """Equal layers one after the other, around a cycle of nodes each; later ones may be dearer."""
-    problem = Problem([own * (1 + dearer * layer) for layer in range(count) for own in OWN])
+    problem = PBQP([own * (1 + dearer * layer) for layer in range(count) for own in OWN])
     for layer in range(count):
         first = PER_LAYER * layer
         for n in range(PER_LAYER):
@@ -53,7 +53,7 @@ def test_layers_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = list[int]()
     whole = solver._solve
 
-    def counted(problem: Problem, *args: object) -> object:
+    def counted(problem: PBQP, *args: object) -> object:
         nodes.append(len(problem.costs))
         return whole(problem, *args)  # type: ignore[arg-type]
 
@@ -86,5 +86,5 @@ def test_edges_tell_nodes_apart() -> None:
 
 def test_what_is_small_or_repeats_little_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert folded(layers(3), None) is None
-    monkeypatch.setattr(pbqp_problem, "LARGE", 1000)
+    monkeypatch.setattr(pbqp, "LARGE", 1000)
     assert folded(layers(40), None) is None

@@ -14,7 +14,7 @@ from sdy_jax.errors import InternalError
 from sdy_jax.lowering.planner.solve import contraction, cost_tables, solver
 from sdy_jax.lowering.planner.solve.contraction import contract, graph_of
 from sdy_jax.lowering.planner.solve.cost_tables import Choices, content
-from sdy_jax.lowering.planner.solve.pbqp_problem import Ports, Problem, restricted
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports, restricted
 from sdy_jax.lowering.planner.solve.solver import solve
 from sdy_jax.lowering.planner.solve.trws import pass_messages
 
@@ -53,7 +53,7 @@ def test_what_takes_many_sums_is_left_until_messages_have_dropped_candidates(mon
 
 
 def test_contraction_leaves_what_takes_many_sums():
-    problem = Problem([np.zeros(3)] * 4, {(i, i + 1): np.arange(9.0).reshape(3, 3) % 4 for i in range(3)})
+    problem = PBQP([np.zeros(3)] * 4, {(i, i + 1): np.arange(9.0).reshape(3, 3) % 4 for i in range(3)})
     problem.add(0, 3, np.eye(3))
     for most, left in ((26, 4), (27, 0)):
         graph, _ = graph_of(problem, 2.0**-30, math.inf, [Choices(np.arange(3))] * 4)
@@ -162,7 +162,7 @@ def test_the_parts_in_which_the_start_is_better_are_kept():
     mixed = 0
     for seed in range(5):
         first, second = band(random.Random(seed), 60, 4), band(random.Random(seed + 100), 60, 4)
-        both = Problem([*first.costs, *second.costs])
+        both = PBQP([*first.costs, *second.costs])
         for shift, part in ((0, first), (60, second)):
             for edge in part.edges:
                 both.add(edge.first + shift, edge.second + shift, edge.ports)
@@ -201,28 +201,28 @@ def test_contraction_alone_keeps_an_optimum(start, monkeypatch):
 
 
 def test_ties_keep_the_start_and_then_the_first_candidate():
-    alike = Problem([np.zeros(3) for _ in range(4)], {(i, j): np.ones((3, 3)) for i in range(4) for j in range(i)})
+    alike = PBQP([np.zeros(3) for _ in range(4)], {(i, j): np.ones((3, 3)) for i in range(4) for j in range(i)})
     assert solve(alike, [2, 0, 1, 2]).choice == [2, 0, 1, 2]
     assert solve(alike).choice == [0, 0, 0, 0]
-    cheaper = Problem([*alike.costs, np.array([1.0, 0.0, 0.0])])
+    cheaper = PBQP([*alike.costs, np.array([1.0, 0.0, 0.0])])
     assert solve(cheaper, [2, 0, 1, 2, 0]).choice == [2, 0, 1, 2, 1]
 
 
 def test_problems_without_a_choice_without_edges_and_without_nodes():
-    assert solve(Problem([])).choice == []
-    assert solve(Problem([np.array([3.0])])) == solve(Problem([np.array([3.0])]), [0])
-    lonely = solve(Problem([np.array([3.0, 2.0]), np.array([5.0]), np.array([4.0, math.inf])]))
+    assert solve(PBQP([])).choice == []
+    assert solve(PBQP([np.array([3.0])])) == solve(PBQP([np.array([3.0])]), [0])
+    lonely = solve(PBQP([np.array([3.0, 2.0]), np.array([5.0]), np.array([4.0, math.inf])]))
     assert (lonely.choice, lonely.cost, lonely.bound) == ([1, 0, 0], 11.0, 11.0)
-    assert solve(Problem([np.zeros(1)] * 3, {(0, 2): np.array([[7.0]])})).cost == 7.0
+    assert solve(PBQP([np.zeros(1)] * 3, {(0, 2): np.array([[7.0]])})).cost == 7.0
 
 
 def test_what_is_impossible_is_not_chosen():
     no = math.inf
-    problem = Problem(
+    problem = PBQP(
         [np.zeros(2)] * 3, {(0, 1): np.array([[no, 1.0], [no, no]]), (1, 2): np.array([[0.0, 0.0], [no, 5.0]])}
     )
     assert solve(problem).choice == [0, 1, 1]
-    impossible = Problem([np.zeros(2)] * 2, {(0, 1): np.full((2, 2), no)})
+    impossible = PBQP([np.zeros(2)] * 2, {(0, 1): np.full((2, 2), no)})
     for solution in (solve(impossible), solve(impossible, [1, 1]), solve(impossible, largest_table=0)):
         assert solution.cost == solution.bound == no
     assert solve(impossible, [1, 1]).choice == [1, 1]
@@ -230,7 +230,7 @@ def test_what_is_impossible_is_not_chosen():
 
 def test_edges_between_the_same_nodes_are_added():
     first, second = np.array([[0.0, 3.0], [3.0, 1.0]]), np.array([[2.0, 0.0], [3.0, 0.0]])
-    problem = Problem([np.zeros(2)] * 2, {(0, 1): first})
+    problem = PBQP([np.zeros(2)] * 2, {(0, 1): first})
     problem.add(1, 0, second.T)
     problem.add(1, 0, Ports(np.array([0, 0]), np.array([0, 1]), np.array([[0.0, 1.0]]), 10.0))
     problem.add(0, 0, np.array([[1.0, 99.0], [99.0, 0.0]]))
@@ -244,8 +244,8 @@ def test_many_candidates_with_few_ports():
     ports = [rng.integers(0, 12, 300) for _ in range(5)]
     prices = rng.integers(0, 50, (12, 12)).astype(float)
     costs = [rng.integers(0, 50, 300).astype(float) for _ in range(5)]
-    problem = Problem(costs)
-    small = Problem([np.array([costs[i][ports[i] == port].min() for port in range(12)]) for i in range(5)])
+    problem = PBQP(costs)
+    small = PBQP([np.array([costs[i][ports[i] == port].min() for port in range(12)]) for i in range(5)])
     for i in range(5):
         for j in range(i):
             problem.add(j, i, Ports(ports[j], ports[i], prices))
@@ -296,17 +296,17 @@ def test_equal_layers_are_reduced_once(monkeypatch):
 def test_costs_of_summation_order_decide_nothing():
     """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in the last bit, and still the start stays."""
     up, down = np.array([0.0, 0.1]), np.array([0.1, 0.0])
-    problem = Problem([np.array([0.1 + 0.2, 0.0]), np.array([0.0, 0.3])], {(0, 1): np.add.outer(down, up)})
+    problem = PBQP([np.array([0.1 + 0.2, 0.0]), np.array([0.0, 0.3])], {(0, 1): np.add.outer(down, up)})
     problem.add(0, 1, np.array([[9.0, 0.0], [0.3, 9.0]]))
     assert problem.cost([0, 1]) != problem.cost([1, 0])
-    assert solve(Problem([np.array([0.3, 0.1 + 0.2])]), [1]).choice == [1]
+    assert solve(PBQP([np.array([0.3, 0.1 + 0.2])]), [1]).choice == [1]
 
 
 def test_malformed_problems_are_refused():
     with pytest.raises(InternalError, match="node 1 needs a list of costs"):
-        Problem([np.zeros(2), np.zeros((2, 2))])
+        PBQP([np.zeros(2), np.zeros((2, 2))])
     with pytest.raises(InternalError, match=r"edge 0-1 needs prices for \(2, 3\) candidates"):
-        Problem([np.zeros(2), np.zeros(3)], {(0, 1): np.zeros((3, 2))})
+        PBQP([np.zeros(2), np.zeros(3)], {(0, 1): np.zeros((3, 2))})
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -1,4 +1,4 @@
-"""The PBQP problem as data: nodes with costs of candidates, edges with prices of pairs; and colour refinement of it.
+"""The PBQP as data: nodes with costs of candidates, edges with prices of pairs; and colour refinement of it.
 
 It knows nothing of layouts. See docs/explanation/planner.md#the-solver.
 """
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sdy_jax.errors import InternalError
 
-# The problem as data: candidates with costs, edges with prices of pairs.
+# The problem as data: a partitioned boolean quadratic problem (PBQP) has candidates with costs, and edges with prices
+# of pairs of them.
 
 Costs = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -56,8 +57,8 @@ class Edge:
     ports: Ports
 
 
-class Problem:
-    """Nodes 0 to n-1 in program order; exactly one candidate is chosen for each.
+class PBQP:
+    """A PBQP: nodes 0 to n-1 in program order; exactly one candidate is chosen for each.
 
     Args:
         costs: per node the costs of its candidates, at least 0; infinite where one is impossible.
@@ -65,7 +66,7 @@ class Problem:
 
     Edges between the same nodes are added together.
 
-    >>> problem = Problem([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
+    >>> problem = PBQP([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
     >>> problem.add(0, 1, np.array([[0.0, 5.0], [3.0, 0.0]]))
     >>> problem.cost([1, 1])
     1.0
@@ -118,7 +119,7 @@ def _each_its_own(prices: Costs) -> Ports:
 class Restriction(NamedTuple):
     """A problem with fewer candidates; `allowed[i]` are the candidates of node i that it kept, in its order."""
 
-    problem: Problem
+    problem: PBQP
     allowed: list[Indices]
 
     def chosen_from(self, choice: Sequence[int]) -> list[int]:
@@ -130,10 +131,10 @@ class Restriction(NamedTuple):
         return [kept.tolist().index(a) for kept, a in zip(self.allowed, choice, strict=True)]
 
 
-def restricted(problem: Problem, allowed: Sequence[Sequence[int] | Indices]) -> Restriction:
+def restricted(problem: PBQP, allowed: Sequence[Sequence[int] | Indices]) -> Restriction:
     """The problem with only the `allowed` candidates of each node, in the given order."""
     kept = [np.asarray(indices, np.intp) for indices in allowed]
-    smaller = Problem([values[indices] for values, indices in zip(problem.costs, kept, strict=True)])
+    smaller = PBQP([values[indices] for values, indices in zip(problem.costs, kept, strict=True)])
     for edge in problem.edges:
         rows, cols, prices, weight = edge.ports
         ports = Ports(rows[kept[edge.first]], cols[kept[edge.second]], prices, weight)
@@ -166,7 +167,7 @@ less is solved as it is."""
 class Folded(NamedTuple):
     """A folded problem. `kinds`: per node of the given one, its node; `start`: the given one's, or none."""
 
-    problem: Problem
+    problem: PBQP
     kinds: list[int]
     start: list[int] | None
 
@@ -175,7 +176,7 @@ class Folded(NamedTuple):
         return [choice[kind] for kind in self.kinds]
 
 
-def folded(problem: Problem, start: Sequence[int] | None) -> Folded | None:
+def folded(problem: PBQP, start: Sequence[int] | None) -> Folded | None:
     """A problem with one node per kind; None where it is small, or does not repeat itself."""
     count = len(problem.costs)
     if count < LARGE:
@@ -186,13 +187,13 @@ def folded(problem: Problem, start: Sequence[int] | None) -> Folded | None:
     first = dict[int, int]()
     for node, kind in enumerate(kinds):
         first.setdefault(kind, node)
-    made = Problem(_sums(problem, kinds))
+    made = PBQP(_sums(problem, kinds))
     for (a, b, *_), ports in _added(problem, kinds):
         made.add(a, b, ports)
     return Folded(made, kinds, None if start is None else [start[node] for node in first.values()])
 
 
-def _sums(problem: Problem, kinds: Sequence[int]) -> list[Costs]:
+def _sums(problem: PBQP, kinds: Sequence[int]) -> list[Costs]:
     """What the nodes of each kind cost together."""
     found: list[Costs | None] = [None] * (max(kinds) + 1)
     for kind, costs in zip(kinds, problem.costs, strict=True):
@@ -201,7 +202,7 @@ def _sums(problem: Problem, kinds: Sequence[int]) -> list[Costs]:
     return [costs for costs in found if costs is not None]
 
 
-def _added(problem: Problem, kinds: Sequence[int]) -> Iterable[tuple[tuple[int, ...], Ports]]:
+def _added(problem: PBQP, kinds: Sequence[int]) -> Iterable[tuple[tuple[int, ...], Ports]]:
     """The edges between nodes of the same kinds by the same ports, as one."""
     found = dict[tuple[int, ...], Ports]()
     for edge in problem.edges:
@@ -213,7 +214,7 @@ def _added(problem: Problem, kinds: Sequence[int]) -> Iterable[tuple[tuple[int, 
     return found.items()
 
 
-def _kinds(problem: Problem, start: Sequence[int] | None) -> list[int]:
+def _kinds(problem: PBQP, start: Sequence[int] | None) -> list[int]:
     """The kinds of nodes, numbered by the first of each."""
     firsts = start or [0] * len(problem.costs)
     kinds = _numbered([(len(costs), first) for costs, first in zip(problem.costs, firsts, strict=True)])
