@@ -209,7 +209,7 @@ class RestrictedProgram:
             if uses:
                 self._add_edges(problem, numbers, made, all_shared[made])
         _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
-        solution = solve(problem, start, folds=True)
+        solution = solve(problem, start, refines=True)
         chosen = [solution.choice[number] for number in numbers]
         choice = [allowed[index] for allowed, index in zip(self._allowed, chosen, strict=True)]
         return Solved(choice, solution.is_within(_LITTLE))

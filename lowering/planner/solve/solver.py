@@ -16,7 +16,7 @@ import numpy as np
 
 from sdy_jax.lowering.planner.solve.contraction import ELIMINATED, Beside, CostGraph, Step, contract, graph_of
 from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, Choices, Vector, content, parts
-from sdy_jax.lowering.planner.solve.pbqp import PBQP, Costs, folded, restricted
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Costs, quotient, restricted
 from sdy_jax.lowering.planner.solve.trws import GAP, pass_messages
 
 # Exact bucket elimination: nodes are minimised out one by one, the one with the least table first.
@@ -208,7 +208,7 @@ bits: ten thousand terms move a total by at most 1e-8 of it; whole numbers of by
 class Solution:
     """A candidate per node, and what they cost in all; infinite where every choice is impossible.
 
-    `bound`: no choice costs less; of a problem that was folded, none that is equal for nodes that are alike.
+    `bound`: no choice costs less; of a problem that was refined, none that is equal for nodes of one colour.
     """
 
     choice: list[int]
@@ -232,7 +232,7 @@ def solve(
     largest_table: int = LARGEST_TABLE,
     rounds: int = ROUNDS,
     resolution: float = RESOLUTION,
-    folds: bool = False,
+    refines: bool = False,
 ) -> Solution:
     """The best choice, or a good one with a bound.
 
@@ -243,7 +243,7 @@ def solve(
         largest_table: entries of the largest table up to which what contraction leaves is eliminated exactly.
         rounds: of message passing, where it is not; then the best mixture of the result and the start is returned.
         resolution: costs are rounded to multiples of about this fraction of the start's cost.
-        folds: where a large problem repeats itself, as equal layers do, nodes that are alike have the same choice.
+        refines: where a large problem repeats itself, as equal layers do, nodes of one colour have the same choice.
 
     >>> import numpy as np
     >>> problem = PBQP([np.array([0.0, 1.0]), np.array([2.0, 0.0])])
@@ -251,9 +251,9 @@ def solve(
     >>> solve(problem)
     Solution(choice=[1, 1], cost=1.0, bound=1.0)
     """
-    if folds and (small := folded(problem, start)) is not None:
+    if refines and (small := quotient(problem, start)) is not None:
         best = solve(small.problem, small.start, largest_table=largest_table, rounds=rounds, resolution=resolution)
-        return replace(best, choice=small.unfolded(best.choice))
+        return replace(best, choice=small.lifted(best.choice))
     found = _solve(problem, start, largest_table, rounds, resolution)
     if start is None:
         return found

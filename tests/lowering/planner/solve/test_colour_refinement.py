@@ -1,4 +1,4 @@
-"""Problems that repeat themselves: one node in place of all that are alike."""
+"""Colour refinement of problems that repeat themselves: one node in place of all of one colour."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sdy_jax.lowering.planner.solve import pbqp, solver
-from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports, folded, identity
+from sdy_jax.lowering.planner.solve.pbqp import PBQP, Ports, identity, quotient
 from sdy_jax.lowering.planner.solve.solver import solve
 
 PER_LAYER = 6
@@ -35,16 +35,16 @@ def layers(count: int, dearer: float = 0.0) -> PBQP:
 
 
 @pytest.mark.parametrize("dearer", [0.0, 0.25])
-def test_what_is_folded_costs_the_same(dearer: float) -> None:
+def test_a_quotient_costs_the_same(dearer: float) -> None:
     problem = layers(40, dearer)
-    small = folded(problem, None)
+    small = quotient(problem, None)
     assert small is not None and len(small.problem.costs) < len(problem.costs) / 4
     for choice in np.random.default_rng(1).integers(0, 4, (5, len(small.problem.costs))).tolist():
-        assert small.problem.cost(choice) == pytest.approx(problem.cost(small.unfolded(choice)), rel=1e-12)
+        assert small.problem.cost(choice) == pytest.approx(problem.cost(small.lifted(choice)), rel=1e-12)
 
 
 def test_more_layers_have_no_more_nodes() -> None:
-    few, many = folded(layers(40), None), folded(layers(80), None)
+    few, many = quotient(layers(40), None), quotient(layers(80), None)
     assert few is not None and many is not None
     assert len(few.problem.costs) == len(many.problem.costs)
 
@@ -59,7 +59,7 @@ def test_layers_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(solver, "_solve", counted)
     problem = layers(60)
-    once, each = solve(problem, folds=True), solve(problem)
+    once, each = solve(problem, refines=True), solve(problem)
     assert problem.cost(once.choice) == once.cost == each.cost
     assert nodes == [nodes[0], len(problem.costs)] and 4 * nodes[0] < nodes[1]
 
@@ -69,22 +69,22 @@ def test_the_start_stays_in_it() -> None:
     best = solve(problem).choice
     start = [*best]
     start[30 * PER_LAYER + 2] = (start[30 * PER_LAYER + 2] + 1) % 4
-    small = folded(problem, start)
+    small = quotient(problem, start)
     assert small is not None and small.start is not None
-    assert small.unfolded(small.start) == start
-    assert solve(problem, best, folds=True).choice == best
+    assert small.lifted(small.start) == start
+    assert solve(problem, best, refines=True).choice == best
 
 
 def test_edges_tell_nodes_apart() -> None:
     problem = layers(60)
     problem.add(30 * PER_LAYER, 31 * PER_LAYER, Ports(PORTS[0], identity(4), PRICES[0]))
-    small = folded(problem, None)
+    small = quotient(problem, None)
     assert small is not None
-    assert small.kinds[30 * PER_LAYER] != small.kinds[20 * PER_LAYER]
-    assert small.kinds[15 * PER_LAYER] == small.kinds[20 * PER_LAYER]
+    assert small.colours[30 * PER_LAYER] != small.colours[20 * PER_LAYER]
+    assert small.colours[15 * PER_LAYER] == small.colours[20 * PER_LAYER]
 
 
-def test_what_is_small_or_repeats_little_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folded(layers(3), None) is None
+def test_what_is_small_or_repeats_little_is_not_refined(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert quotient(layers(3), None) is None
     monkeypatch.setattr(pbqp, "LARGE", 1000)
-    assert folded(layers(40), None) is None
+    assert quotient(layers(40), None) is None
