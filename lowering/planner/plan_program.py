@@ -100,21 +100,23 @@ def _combined(
     return proposal.report
 
 
-def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, known: float = math.inf) -> BorderLayouts:
+def best_border(
+    module: ir.Operation, setting: Setting, border: FreeBorder, incumbent: float = math.inf
+) -> BorderLayouts:
     """The layouts of arguments and results with which a program costs least, of those that may have any.
 
     Args:
         module: a propagated module, from whose border the search starts. It is rewritten.
         setting: as for `partition_whole`; there is no limit of memory but the policy's, and that of the device.
         border: what is free.
-        known: what a program costs that is known to fit; dearer ones need not be found.
+        incumbent: the cost of a program that fits; dearer ones need not be found.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
     if not setting.available:
         setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
-    search = LayoutSearch(prepared(module, setting), setting, border, known)
+    search = LayoutSearch(prepared(module, setting), setting, border, incumbent)
     best = search.budget.best(search.fitting(search.planned()))
     if best.plan is not None:
         return best.plan.border
@@ -183,7 +185,7 @@ def partition(
     named: Collection[Mark] = (),
     follow: Follow | None = None,
     kept: Keep | None = None,
-    known: float = math.inf,
+    incumbent: float = math.inf,
 ) -> Partitioned:
     """As `partition_whole`. Where the cheapest program does not fit, values that are held between a forward and
     a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
@@ -192,12 +194,12 @@ def partition(
         named: the lines and types of values that are held where anything fits by that.
         follow: gives choices that are known, in place of a search.
         kept: gives those that are known for some ops, which are kept where a program fits so.
-        known: what another program costs that is known to fit. One that does not as it is written is given up if it
-            has to cost more for that; what is found is the same whatever is known.
+        incumbent: the cost of another program that fits. One that does not as it is written is given up if it has to
+            cost more for that; what is found is the same whatever the incumbent.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
-        GivenUp: what would be found is not worth what is known.
+        GivenUp: what would be found costs more than the incumbent.
     """
     if follow is not None and setting.policy.layouts == "global":
         return _followed(module, setting, named, follow)
@@ -209,7 +211,7 @@ def partition(
         return partition_whole(module, setting)
     erase_marks(module)
     search = LayoutSearch(prepared(module, setting), setting)
-    program = _best(search, named, known)
+    program = _best(search, named, incumbent)
     return _finished(module, program, program.search.fitting(program.found))
 
 
@@ -273,12 +275,12 @@ def _rewritten(program: Program, rewrite: Rewrite, named: Collection[Mark]) -> P
     return Program(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
 
 
-def _best(search: LayoutSearch, named: Collection[Mark], known: float) -> Program:
+def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
-    parts, with something that is computed again; and of that, more in parts, as its layouts are others. `known`: what
-    another program costs that is known to fit."""
-    written = Program(search, prices=FEW, known=known)
-    if not written.fits and written.cheapest.cost > known:
+    parts, with something that is computed again; and of that, more in parts, as its layouts are others. `incumbent`:
+    the cost of another program that fits."""
+    written = Program(search, prices=FEW, incumbent=incumbent)
+    if not written.fits and written.cheapest.cost > incumbent:
         raise GivenUp
     tried = [_again(written, named)]
     if not tried[-1].fits:
@@ -356,8 +358,11 @@ def _in_loops(program: Program, graph: Graph, chosen: _Chosen, rewrite: Rewrite)
     what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
     for each, cut in chosen:
         run_in_parts(each.group, cut, rule_of)
-    search, blocked = program.search.of(erase_dead_code(Graph(graph.module)), program.known), (*program.blocked, *what)
-    return Program(search, program.what, blocked=blocked, rewrites=program.after(rewrite), known=program.known)
+    search, blocked = (
+        program.search.of(erase_dead_code(Graph(graph.module)), program.incumbent),
+        (*program.blocked, *what),
+    )
+    return Program(search, program.what, blocked=blocked, rewrites=program.after(rewrite), incumbent=program.incumbent)
 
 
 def _candidates(program: Program, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:

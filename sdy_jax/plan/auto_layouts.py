@@ -55,11 +55,11 @@ class Planners:
     """How programs are planned on the way.
 
     Attributes:
-        stated: plans a program whose border is stated; takes what another one costs that is known to fit, and gives up
-            what costs more to have it fit.
+        stated: plans a program whose border is stated; takes the incumbent, the cost of another one that fits, and
+            gives up what costs more to have it fit.
         unlimited: likewise, whatever memory that takes.
-        freed: the best border of a program with a free one, found from the one that is stated; takes what a program
-            costs that is known to fit, dearer ones than which need not be found.
+        freed: the best border of a program with a free one, found from the one that is stated; takes the
+            incumbent, dearer programs than which need not be found.
         along_parts: whether programs whose border is stated are planned along parts of axes, which the others are not.
     """
 
@@ -126,11 +126,11 @@ class _Search:
         else, and of those with usual ones. They come in order of their times."""
         roomy = [plan for plan in usual if plan.memory.border <= self._limit]
         borders = [self._stated(self._border_of(plan)) for plan in roomy]
-        known = min([_cost(plan) for plan in usual if self._fits(plan)], default=math.inf)
+        incumbent = min([_cost(plan) for plan in usual if self._fits(plan)], default=math.inf)
         starts = borders[:1] if self._weights_come_back and borders else [self._program, *borders[:1]]
-        found = [*self._within(lambda start: self._searched(start, known), starts)]
+        found = [*self._within(lambda start: self._searched(start, incumbent), starts)]
         found += [*self._better_stated(roomy, borders, found)]
-        if not any(map(self._fits, found)):  # what was known is only known along whole axes
+        if not any(map(self._fits, found)):  # the incumbent fits along whole axes
             found += [*self._within(self._planned, self._given_up)]
         if not found:
             raise min(self._problems, key=lambda problem: problem.least)
@@ -142,14 +142,14 @@ class _Search:
         guesses, of the weights or of a cache that comes back: then what propagation says is a start as well."""
         return bool(self._carried) and self._carried.keys() >= set(largest(self._program))
 
-    def _searched(self, start: Program, known: float) -> Plan:
-        """The plan with the border that is found from a stated one; `known`: what a plan costs that fits."""
-        return self._planned(self._stated(self._planners.freed(start, self._free_border(), known)), known)
+    def _searched(self, start: Program, incumbent: float) -> Plan:
+        """The plan with the border that is found from a stated one; `incumbent`: the cost of a plan that fits."""
+        return self._planned(self._stated(self._planners.freed(start, self._free_border(), incumbent)), incumbent)
 
-    def _planned(self, program: Program, known: float = math.inf) -> Plan:
+    def _planned(self, program: Program, incumbent: float = math.inf) -> Plan:
         """The plan of a program with a stated border; one that is given up is remembered."""
         try:
-            return self._planners.stated(program, known)
+            return self._planners.stated(program, incumbent)
         except GivenUp:
             self._given_up.append(program)
             raise
@@ -161,24 +161,24 @@ class _Search:
         those that fit at their least time; where nothing fits, the first other one that does within the memory, though
         it takes longer. Where parts of axes tell, times along whole axes say little, and all are tried that are about
         as fast as the fastest one."""
-        known, pairs = list(found), list(zip(usual, borders, strict=True))
+        planned, pairs = list(found), list(zip(usual, borders, strict=True))
         likely, others = ([pair for pair in pairs if self._fits(pair[0]) == fits] for fits in (True, False))
         fastest = _time((likely or others)[0][0]) if pairs else 0.0
-        if self._planners.along_parts and self._least_time(known) < fastest / _APART:  # parts of axes tell
+        if self._planners.along_parts and self._least_time(planned) < fastest / _APART:  # parts of axes tell
             close = [pair for pair in likely or others if _time(pair[0]) < fastest * _APART]
             yield from self._first_fitting(close, _MOST_STATED if likely else 1)
             return
-        faster = takewhile(lambda pair: _time(pair[0]) < self._least_time(known), likely)
-        for stated in self._first_fitting(faster, _MOST_STATED, lambda plan: self._worth(plan, known)):
-            known.append(stated)
+        faster = takewhile(lambda pair: _time(pair[0]) < self._least_time(planned), likely)
+        for stated in self._first_fitting(faster, _MOST_STATED, lambda plan: self._worth(plan, planned)):
+            planned.append(stated)
             yield stated
-        if math.isinf(self._least_time(known)):
+        if math.isinf(self._least_time(planned)):
             yield from self._first_fitting(others, 1)
 
-    def _worth(self, usual: Plan, known: Sequence[Plan]) -> float:
+    def _worth(self, usual: Plan, planned: Sequence[Plan]) -> float:
         """What a plan with a usual border may cost, if it does not fit as it is written, to take less than those that
         are known, where as much is hidden as along whole axes; nothing where it promises little."""
-        least, promised = self._least_time(known), _time(usual)
+        least, promised = self._least_time(planned), _time(usual)
         return _cost(usual) + least - promised if promised * _APART < least else 0.0
 
     def _first_fitting(
@@ -186,7 +186,7 @@ class _Search:
     ) -> Iterator[Plan]:
         """The plans with usual borders, in order, up to so many that fit; `worth`: what each may cost for that."""
         for plan, border in usual:
-            for stated in self._within(partial(self._planned, known=worth(plan)), [border]):
+            for stated in self._within(partial(self._planned, incumbent=worth(plan)), [border]):
                 yield stated
                 most -= self._fits(stated)
             if not most:

@@ -237,12 +237,12 @@ class _Making:
         policy, target = self.given.policy, self.given.target
         return replace(plan, automatic=automatic_layouts(program, plan, {}, limit(policy, target)))
 
-    def plan(self, program: Program, known: float = math.inf, follow: Follow | None = None) -> Plan:
+    def plan(self, program: Program, incumbent: float = math.inf, follow: Follow | None = None) -> Plan:
         """The plan of a program whose border is stated.
 
         Args:
             program: the program.
-            known: what another program costs that is known to fit.
+            incumbent: the cost of another program that fits.
             follow: gives choices in place of a search.
 
         Raises:
@@ -259,7 +259,7 @@ class _Making:
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
         named = all_marks(program.jaxpr)
-        report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep, known)
+        report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep, incumbent)
         if report.before is not None:
             stage = "blocked" if report.blocked else "recomputed"
             dump(stage, report.before)
@@ -299,10 +299,10 @@ class _Making:
         planners = Planners(self.plan, unlimited.plan, coarse._freed, along_parts=not is_large(Graph(before)))
         return automatic_plan(program, before, planners, available, slow, self.tell)
 
-    def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
+    def _freed(self, program: Program, border: FreeBorder, incumbent: float) -> Border:
         stages, rules = self._propagated(program, self._dump())
         module, _ = to_partition(stages["propagated"], program, self.source, self.given.inner)
-        found = best_border(module, self._setting(program, rules), border, known)
+        found = best_border(module, self._setting(program, rules), border, incumbent)
         first = len(program.constants)
         return {number - first: sharding for number, sharding in found.arguments.items()}, found.results
 

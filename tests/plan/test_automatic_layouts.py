@@ -324,23 +324,23 @@ def test_where_nothing_is_along_parts_slower_usual_layouts_are_not_stated():
 
 
 def test_a_usual_layout_may_cost_what_it_promises_to_save_where_it_has_to_be_rewritten_to_fit():
-    known = []
-    search = search_with(lambda quick, cost: known.append(cost) or Tried(quick.cost, quick.stated))
+    incumbents = []
+    search = search_with(lambda quick, cost: incumbents.append(cost) or Tried(quick.cost, quick.stated))
     usual = [Tried(9, 5, stated=7), Tried(9, 6, stated=7), Tried(9, 6.9, stated=9)]
     assert len([*search._better_stated(usual, usual, [])]) == 3
-    assert known == [math.inf, 9 + 7 - 6, 0.0]  # nothing is known; what it takes; it promises little
+    assert incumbents == [math.inf, 9 + 7 - 6, 0.0]  # nothing is known; what it takes; it promises little
     assert [*search._better_stated(usual, usual, [Tried(8, 5.5)])] == [Tried(9, 7)]
-    assert known[3:] == [9 + 5.5 - 5]
+    assert incumbents[3:] == [9 + 5.5 - 5]
 
 
 def test_what_was_given_up_is_planned_after_all_where_nothing_else_fits():
-    def stated(quick, known):
-        if known < math.inf:
+    def stated(quick, incumbent):
+        if incumbent < math.inf:
             raise GivenUp
         return Tried(quick.cost, quick.stated, quick.peak)
 
     search = search_with(stated)
-    assert [*search._within(partial(search._planned, known=9.0), [Tried(8, 8, stated=7)])] == []
+    assert [*search._within(partial(search._planned, incumbent=9.0), [Tried(8, 8, stated=7)])] == []
     assert [*search._within(search._planned, search._given_up)] == [Tried(8, 7)]
 
 

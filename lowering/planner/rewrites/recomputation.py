@@ -104,14 +104,14 @@ search that is spared where layouts alone will hardly do."""
 @dataclass(eq=False)
 class Program:
     """A program with the trials that were tried at so many prices of holding, what it computes again, what in parts,
-    and how it was rewritten for that; `known`: what another program costs that is known to fit."""
+    and how it was rewritten for that; `incumbent`: the cost of another program that fits."""
 
     search: LayoutSearch
     what: Recomputed | None = None
     prices: int = PRICES
     blocked: tuple[InParts, ...] = ()
     rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...] = ()
-    known: float = math.inf
+    incumbent: float = math.inf
 
     @property
     def at_all_prices(self) -> Program:
@@ -149,23 +149,23 @@ class Program:
         return self.search.best(allowed) if allowed else self.least
 
     def of(self, graph: Graph) -> LayoutSearch:
-        """The trials over another form of it; none is worth searching that costs more than one that is known to fit."""
-        return self.search.of(graph, self.best.cost if self.fits else self.known)
+        """The trials over another form of it; none is worth searching that costs more than the incumbent."""
+        return self.search.of(graph, self.best.cost if self.fits else self.incumbent)
 
     def give_up_if_dear(self) -> None:
-        """Ends the search for a form that fits, where this one does for more than is known to do, or does not, though
-        it costs more.
+        """Ends the search for a form that fits, where this one does for more than the incumbent's cost, or does not,
+        though it costs more.
 
         Raises:
             GivenUp: as described.
         """
         tried = [self.best] if self.fits else [trial for trial in self.found if trial is not self.search.proposed]
-        if any(trial.cost > self.known for trial in tried):
+        if any(trial.cost > self.incumbent for trial in tried):
             raise GivenUp
 
     @property
     def is_dear(self) -> bool:
-        """Whether even the trial that costs least costs more than a program that is known to fit."""
+        """Whether even the trial that costs least costs more than the incumbent."""
         return self.search.budget.is_dear(self.cheapest)
 
     def after(self, rewrite: Rewrite) -> tuple[tuple[Rewrite, LayoutPlan | None], ...]:
@@ -188,7 +188,7 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
 
     Raises:
         MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
-        GivenUp: nothing fits as it is written, and what is rewritten costs more than what is known to fit.
+        GivenUp: nothing fits as it is written, and what is rewritten costs more than the incumbent.
     """
     graph = written.search.graph
     if may_mention(graph.module, RUN_AGAIN) and any(is_computed_again(op.mlir.location) for op in graph.ops):
@@ -279,6 +279,6 @@ def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[
 
 def _searched(written: Program, graph: Graph, what: Recomputed, rewrite: Rewrite) -> Program:
     """A form of a program, with trials at all prices where few of them nearly have it fit."""
-    quick = Program(written.of(graph), what, FEW, rewrites=written.after(rewrite), known=written.known)
+    quick = Program(written.of(graph), what, FEW, rewrites=written.after(rewrite), incumbent=written.incumbent)
     is_near = quick.too_much <= _NEAR * quick.search.limit
     return quick.at_all_prices if is_near and not quick.fits else quick

@@ -158,7 +158,7 @@ class LayoutSearch:
         graph: the program.
         setting: what it is planned with.
         border: the arguments and results that may have any layout.
-        known: what a program costs that is known to fit; dearer ones need not be found.
+        incumbent: the cost of a program that fits; dearer ones need not be found.
     """
 
     def __init__(
@@ -166,17 +166,17 @@ class LayoutSearch:
         graph: Graph,
         setting: Setting,
         border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
-        known: float = math.inf,
+        incumbent: float = math.inf,
     ):
-        self.graph, self._border, self._known = graph, border, known
+        self.graph, self._border, self._incumbent = graph, border, incumbent
         self._start = start = starting_proposal(graph, setting)
         self.setting, self.costs, self.policy = start.setting, setting.costs, setting.policy
         self.proposed = PartitionedProgram(start.proposal, self.setting, limit=lambda: self.limit)
         self.mesh = start.proposal.mesh
 
-    def of(self, graph: Graph, known: float = math.inf) -> LayoutSearch:
-        """The trials over another form of the program; `known`: what a program costs that is known to fit."""
-        return LayoutSearch(graph, self.setting, self._border, min(self._known, known))
+    def of(self, graph: Graph, incumbent: float = math.inf) -> LayoutSearch:
+        """The trials over another form of the program; `incumbent`: the cost of a program that fits."""
+        return LayoutSearch(graph, self.setting, self._border, min(self._incumbent, incumbent))
 
     def trial(self, plan: LayoutPlan) -> PartitionedProgram:
         """A copy of the program, partitioned by a plan."""
@@ -203,7 +203,9 @@ class LayoutSearch:
     @cached_property
     def budget(self) -> MemoryBudget:
         """What the program may hold, and send."""
-        return MemoryBudget(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
+        return MemoryBudget(
+            self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._incumbent
+        )
 
     @property
     def can_be_planned(self) -> bool:

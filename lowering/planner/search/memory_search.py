@@ -40,14 +40,14 @@ class MemoryBudget(NamedTuple):
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
     program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send little more than
     the proposal, where that fits, and only to save time: a model of time says what it saves, but not what it costs
-    others on the links. `known`: what a program costs that is known to fit.
+    others on the links. `incumbent`: the cost of a program that fits.
     """
 
     limit: float
     memory: float
     holding: float
     saves_bytes: bool = False
-    known: float = math.inf
+    incumbent: float = math.inf
 
     def byte(self, cost: float) -> float:
         """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
@@ -59,8 +59,8 @@ class MemoryBudget(NamedTuple):
         return trial.peak.total <= self.limit
 
     def is_dear(self, trial: PartitionedProgram) -> bool:
-        """Whether a trial costs more than what is known to fit."""
-        return trial.cost > self.known
+        """Whether a trial costs more than the incumbent."""
+        return trial.cost > self.incumbent
 
     def allows(self, trial: PartitionedProgram, proposed: PartitionedProgram) -> bool:
         """Whether a trial may be chosen, beside the proposal: it fits, and sends no more than may be."""
@@ -89,7 +89,7 @@ _LISTED = 5
 
 
 class GivenUp(Exception):
-    """A program that does not fit as it is written costs more, where it does, than what is known to fit."""
+    """A program that does not fit as it is written costs more, where it does, than the incumbent."""
 
 
 def too_large(peak: Peak, limit: float) -> MemoryLimitError:
@@ -247,18 +247,18 @@ class ProgramsTried:
         self._kept: list[PartitionedProgram] = []
         search = _MemorySearch(choices, proposed, budget, partitioned, self._kept)
         self._further = search.run(best)
-        self._known: list[list[PartitionedProgram]] = []
+        self._per_price: list[list[PartitionedProgram]] = []
         """Per price, the trials until then."""
 
     def at_prices(self, most: int = PRICES) -> list[PartitionedProgram]:
         """The trials at `FEW` prices of holding or at `PRICES` at most; those that will not be chosen are forgotten."""
-        for trials in islice(self._further, max(most - len(self._known), 0)):
-            self._known.append(trials)
-            if len(self._known) == FEW:
+        for trials in islice(self._further, max(most - len(self._per_price), 0)):
+            self._per_price.append(trials)
+            if len(self._per_price) == FEW:
                 self._kept += trials
-        if len(self._known) < most or most == PRICES:
+        if len(self._per_price) < most or most == PRICES:
             self._further = iter(())  # which has the model, and that is large
-        return self._known[min(most, len(self._known)) - 1]
+        return self._per_price[min(most, len(self._per_price)) - 1]
 
 
 class _MemorySearch:
@@ -275,23 +275,23 @@ class _MemorySearch:
         self._choices, self._program = choices, choices.program
         self._proposed, self._budget, self._partitioned = proposed, budget, partitioned
         self._kept = kept
-        self.known: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
+        self.trials: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
 
     def run(self, best: Chosen) -> Iterator[list[PartitionedProgram]]:
-        """The trials that are known after each price of holding, from the best choice on if it costs nothing."""
+        """The trials that were made until after each price of holding, from the best choice on if it costs nothing."""
         if self._budget.is_dear(cheapest := self._with_copies(best, {})) and not self._budget.fits(cheapest):
-            yield list(self.known.values())  # what holds less costs more
+            yield list(self.trials.values())  # what holds less costs more
             return
         trial = self.follow(best)
         if not self._budget.fits(trial):
-            yield from (list(self.known.values()) for _ in self._raise_prices(best, trial))
+            yield from (list(self.trials.values()) for _ in self._raise_prices(best, trial))
             return
         if not self._budget.allows(trial, self._proposed):
             best, trial = self._send_less(best, trial)
         is_full = self._budget.memory and trial.peak.total > _FULL * self._budget.memory
         if is_full and sum(len(node.candidates) for node in self._program.model.nodes) < _MANY:
             self._save(best, trial)
-        yield list(self.known.values())
+        yield list(self.trials.values())
 
     @cached_property
     def _timed(self) -> PlanningProblem:
@@ -320,14 +320,14 @@ class _MemorySearch:
 
     def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> PartitionedProgram:
         key = (*chosen, *copies.items())
-        if key not in self.known:
+        if key not in self.trials:
             self._forget()
-            self.known[key] = self._partitioned(plan_of(self._program, chosen, copies))
-        return self.known[key]
+            self.trials[key] = self._partitioned(plan_of(self._program, chosen, copies))
+        return self.trials[key]
 
     def _forget(self) -> None:
         """Forgets the trials that will not be chosen, whatever comes: each is a copy of the program."""
-        trials, budget, proposed = list(self.known.values()), self._budget, self._proposed
+        trials, budget, proposed = list(self.trials.values()), self._budget, self._proposed
         kept = [proposed, min(trials, key=lambda trial: trial.peak.total), *self._kept]
         kept += budget.candidates([trial for trial in trials if budget.allows(trial, proposed)])
         for trial in trials:
@@ -342,12 +342,12 @@ class _MemorySearch:
     @property
     def _least(self) -> float:
         """The least cost of those that fit."""
-        return min([trial.cost for trial in self.known.values() if self._budget.fits(trial)], default=math.inf)
+        return min([trial.cost for trial in self.trials.values() if self._budget.fits(trial)], default=math.inf)
 
     @property
     def _lowest(self) -> float:
         """The least that a trial holds."""
-        return min(trial.peak.total for trial in self.known.values())
+        return min(trial.peak.total for trial in self.trials.values())
 
     def _raise_prices(self, best: Chosen, trial: PartitionedProgram) -> Iterator[None]:
         """Tries choices at rising prices of holding, one after the other."""
@@ -356,7 +356,7 @@ class _MemorySearch:
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
         for _ in range(PRICES):
             program.charge_holding(prices.tolist())
-            before, known = self._lowest, len(self.known)
+            before, count = self._lowest, len(self.trials)
             chosen = self._choices.improved(chosen, nearby=True)
             trial = self.follow(chosen)
             fits = self._budget.fits(trial)
@@ -368,11 +368,11 @@ class _MemorySearch:
                 or self.is_good(best)
                 or closer == _CLOSER
                 or idle == _IDLE
-                or (not fits and trial.cost > min(self._least, self._budget.known))
+                or (not fits and trial.cost > min(self._least, self._budget.incumbent))
             ):
                 break
             closer += int(high is not None and bool(low.any()))
-            steep = _STEEPER if len(self.known) == known else _STEEP
+            steep = _STEEPER if len(self.trials) == count else _STEEP
             prices = self._raised(prices, trial, steep) if high is None else _between(low, high)
 
     def _send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
@@ -390,7 +390,7 @@ class _MemorySearch:
     def _save(self, best: Chosen, trial: PartitionedProgram) -> None:
         """Tries choices at prices of holding a byte at the moments at which most is held."""
         program, chosen, prices = self._timed, best, np.zeros(1)
-        byte = self._budget.byte(min(known.cost for known in self.known.values()))
+        byte = self._budget.byte(min(each.cost for each in self.trials.values()))
         for times in _SAVING:
             tight, before = self._tight(trial), prices
             prices = np.maximum(prices, times * byte * tight / tight.sum())

@@ -261,8 +261,8 @@ def solve(
     if best.is_optimal or found.choice == list(start):
         return best
     both = restricted(problem, [list(dict.fromkeys(pair)) for pair in zip(found.choice, start, strict=True)])
-    known = both.choice_of(best.choice)
-    fused = _no_worse(both.problem, _solve(both.problem, known, largest_table, rounds, resolution), known)
+    incumbent = both.choice_of(best.choice)
+    fused = _no_worse(both.problem, _solve(both.problem, incumbent, largest_table, rounds, resolution), incumbent)
     return Solution(both.chosen_from(fused.choice), fused.cost, min(fused.cost, found.bound))
 
 
@@ -287,27 +287,27 @@ def _solve(problem: PBQP, start: Sequence[int] | None, largest_table: int, round
 
 
 def _solved(graph: CostGraph, most: float, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
-    """A choice for all nodes and a bound, in units; `most` is what is known to suffice."""
-    known = _Known(most)
+    """A choice for all nodes and a bound, in units; `most` is what suffices."""
+    incumbent = _Incumbent(most)
     contract(graph, range(len(graph.vectors)), FEW_CANDIDATES, FEW_SUMS if rounds else math.inf)
     if any(len(graph.tables[node]) <= ELIMINATED for node in graph.remaining()):
-        known.pass_messages(graph, min(FIRST_ROUNDS, rounds))
+        incumbent.pass_messages(graph, min(FIRST_ROUNDS, rounds))
         contract(graph, graph.remaining(), FEW_CANDIDATES)
     order = elimination_order(graph, largest_table)
     if order.largest <= min(largest_table, SMALL_TABLE) and eliminate(graph, order.nodes):
         return graph.undone({}), graph.constant
     at_once = FIRST_ROUNDS if order.largest <= largest_table else rounds
     while rounds > 0:
-        rounds -= known.pass_messages(graph, min(at_once, rounds))
+        rounds -= incumbent.pass_messages(graph, min(at_once, rounds))
         at_once = rounds
         if _solved_exactly(graph, largest_table):
             return graph.undone({}), graph.constant
-        if known.cost - known.bound <= GAP * known.cost:
+        if incumbent.cost - incumbent.bound <= GAP * incumbent.cost:
             break
-    return known.choice, known.bound
+    return incumbent.choice, incumbent.bound
 
 
-class _Known:
+class _Incumbent:
     """The best choice so far and what it costs, a bound, and what suffices: `most`."""
 
     def __init__(self, most: float):

@@ -323,15 +323,15 @@ def test_no_more_is_computed_again_where_a_program_costs_more_than_one_that_fits
     assert len(list(recomputation._holding_less_and_less(written, Rewrite("again"), ()))) == tries
 
 
-@pytest.mark.parametrize(("fitting", "known"), [([], math.inf), ([5.0, 3.0], 3.0)])
-def test_other_forms_of_a_program_know_what_one_costs_that_fits(fitting, known):
+@pytest.mark.parametrize(("fitting", "incumbent"), [([], math.inf), ([5.0, 3.0], 3.0)])
+def test_other_forms_of_a_program_know_what_one_costs_that_fits(fitting, incumbent):
     trials = [SimpleNamespace(cost=cost, peak=SimpleNamespace(total=1.0)) for cost in (2.0, *fitting)]
     search = SimpleNamespace(
-        allowed=lambda found: found[1:], best=lambda found: found[-1], of=lambda graph, known: (graph, known)
+        allowed=lambda found: found[1:], best=lambda found: found[-1], of=lambda graph, cost: (graph, cost)
     )
     program = recomputation.Program(search)
     program.found = trials
-    assert program.of("graph") == ("graph", known)
+    assert program.of("graph") == ("graph", incumbent)
 
 
 @pytest.mark.more("what AUTO knows of other layouts")
@@ -340,8 +340,8 @@ def test_what_has_to_be_rewritten_is_given_up_where_another_program_costs_less(m
     search = layout_search.LayoutSearch.__init__
     monkeypatch.setattr(layout_search.LayoutSearch, "__init__", lambda *a, **k: forms.append(1) or search(*a, **k))
 
-    def planned(known):
-        monkeypatch.setattr(build, "partition", lambda *asked: blocking.partition(*asked[:-1], known))
+    def planned(incumbent):
+        monkeypatch.setattr(build, "partition", lambda *asked: blocking.partition(*asked[:-1], incumbent))
         forms.clear()
         return sdy.partition(step, **options(), memory="360KiB").plan(*args), len(forms)
 
@@ -349,7 +349,7 @@ def test_what_has_to_be_rewritten_is_given_up_where_another_program_costs_less(m
     assert plan.recomputed is not None
     other, as_many = planned(1.001 * plan.layouts.cost)
     assert other.mlir() == plan.mlir() and as_many == tried
-    for known, most in (0.0, 1), (0.99 * plan.layouts.cost, tried):
+    for incumbent, most in (0.0, 1), (0.99 * plan.layouts.cost, tried):
         with pytest.raises(GivenUp):
-            planned(known)
+            planned(incumbent)
         assert len(forms) <= most

@@ -228,8 +228,8 @@ class Tried:
         self.program = SimpleNamespace(model=model, start=[0], charge_holding=charge_holding, most_operations=0.0)
         self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
-    def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False, known=math.inf):
-        best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes, known)
+    def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False, incumbent=math.inf):
+        best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes, incumbent)
         return ProgramsTried(self.choices, best, self.walk((0, {})), room, self.walk)
 
     def found(self, *limits, **more):
@@ -382,8 +382,8 @@ def test_copies_stay_where_freeing_them_helps_nothing(monkeypatch):
 def test_what_costs_more_than_a_program_that_fits_is_tried_at_no_price_of_holding(monkeypatch):
     walks = [(10, 9), (4, 9), (5, 5)]
     search = Tried(monkeypatch, walks)
-    assert search.found(limit=5, known=3.0) == walks[:2] and search.prices == [0]
-    assert Tried(monkeypatch, walks).found(limit=5, known=4.5)[-1] == walks[2]
+    assert search.found(limit=5, incumbent=3.0) == walks[:2] and search.prices == [0]
+    assert Tried(monkeypatch, walks).found(limit=5, incumbent=4.5)[-1] == walks[2]
 
 
 def test_prices_are_given_up_where_nothing_holds_less(monkeypatch):
