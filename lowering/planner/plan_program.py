@@ -23,8 +23,8 @@ from sdy_jax.lowering.planner.problem.layout_plan import (
     FreeBorder,
     Keep,
     Partitioned,
+    PlacedLayouts,
     ProgramChoices,
-    ProposedLayouts,
     Rewrite,
 )
 from sdy_jax.lowering.planner.report import ChangedLayout, InParts, LayoutChoice, Note, PartitionReport
@@ -48,7 +48,7 @@ from sdy_jax.shardy.rules import RuleBook
 # A copy is partitioned first, op by op, around the shardings that propagation gave. From there the layouts of the
 # whole program are planned, and a second copy follows the plan. Where that program holds more than it may, others are
 # tried that hold less (`memory_search.py`). Of all programs that fit the cheapest one stays. A program that sends
-# nothing as it is proposed stays so: no plan could send less, and what every device computes was asked for. So does
+# nothing in the baseline stays so: no plan could send less, and what every device computes was asked for. So does
 # one on many axes. See docs/explanation/planner.md#from-choice-to-program.
 
 
@@ -66,25 +66,25 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
     if setting.policy.layouts == "global":
         search = LayoutSearch(graph, setting)
         return finished(module, search, search.fitting(search.found()))
-    proposal = Partitioner(graph, setting).run()
-    program = PartitionedProgram(proposal, setting)
-    proposal.report.hidden = hidden_by_work(proposal, proposal.inserted, setting).time
-    return Partitioned(_combined(module, program, proposal.inserted, lambda: program.peak), ProgramChoices())
+    placed = Partitioner(graph, setting).run()
+    program = PartitionedProgram(placed, setting)
+    placed.report.hidden = hidden_by_work(placed, placed.inserted, setting).time
+    return Partitioned(_combined(module, program, placed.inserted, lambda: program.peak), ProgramChoices())
 
 
 def finished(module: ir.Operation, search: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> Partitioned:
     """Rewrites a module as the best of some trials says, with collectives beside what hides them."""
     best = search.best(fitting)
-    proposal, setting = best.proposal, search.setting
+    placed, setting = best.placed, search.setting
     if search.can_be_planned:
-        proposal.report.layouts = _choice(search.graph, best, search.proposed)
+        placed.report.layouts = _choice(search.graph, best, search.baseline)
     overlap = best.overlap
-    exposed = overlap.mark(proposal.inserted, proposal.report)
+    exposed = overlap.mark(placed.inserted, placed.report)
 
     def held() -> Peak:
-        return peak_of(proposal.partitioned, setting.target) if overlap.ahead else best.peak
+        return peak_of(placed.partitioned, setting.target) if overlap.ahead else best.peak
 
-    choices = ProgramChoices(best.plan, proposal.layouts.decided if best.plan is None else {})
+    choices = ProgramChoices(best.plan, placed.layouts.decided if best.plan is None else {})
     return Partitioned(_combined(module, best, exposed, held), choices)
 
 
@@ -92,12 +92,12 @@ def _combined(
     module: ir.Operation, program: PartitionedProgram, exposed: Inserted, held: Callable[[], Peak]
 ) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
-    proposal, setting = program.proposal, program.setting
-    combined = combine_collectives(proposal, exposed, setting, held)
-    proposal.report.held = (combined or held()).total if setting.available else 0.0
-    if proposal.module is not module:
-        replace_contents(module, proposal.module)
-    return proposal.report
+    placed, setting = program.placed, program.setting
+    combined = combine_collectives(placed, exposed, setting, held)
+    placed.report.held = (combined or held()).total if setting.available else 0.0
+    if placed.module is not module:
+        replace_contents(module, placed.module)
+    return placed.report
 
 
 def best_border(
@@ -120,25 +120,25 @@ def best_border(
     best = search.budget.best(search.fitting(search.planned()))
     if best.plan is not None:
         return best.plan.border
-    layouts = best.proposal.layouts
+    layouts = best.placed.layouts
     return BorderLayouts(
         {n: layouts.arguments[n] for n in border.arguments}, {n: layouts.results[n] for n in border.results}
     )
 
 
-def _choice(graph: Graph, best: PartitionedProgram, proposed: PartitionedProgram) -> LayoutChoice:
-    plan, changed = best.plan, tuple(_changed(graph, best.proposal.layouts, proposed.proposal.layouts))
+def _choice(graph: Graph, best: PartitionedProgram, baseline: PartitionedProgram) -> LayoutChoice:
+    plan, changed = best.plan, tuple(_changed(graph, best.placed.layouts, baseline.placed.layouts))
     chosen = plan.chosen if plan is not None else ()
-    sent, written = (best.sending, proposed.sending), best.sending_of(("user",))
-    held = proposed.peak.total if proposed.exposed < best.exposed else 0.0
-    return LayoutChoice(best.cost, proposed.cost, changed, *sent, chosen, written, best.exposed, proposed.exposed, held)
+    sent, written = (best.sending, baseline.sending), best.sending_of(("user",))
+    held = baseline.peak.total if baseline.exposed < best.exposed else 0.0
+    return LayoutChoice(best.cost, baseline.cost, changed, *sent, chosen, written, best.exposed, baseline.exposed, held)
 
 
-def _changed(graph: Graph, chosen: ProposedLayouts, proposed: ProposedLayouts) -> Iterator[ChangedLayout]:
-    """The results that are made in other layouts than proposed."""
-    yield from changed_statements(graph, chosen, proposed)
+def _changed(graph: Graph, chosen: PlacedLayouts, baseline: PlacedLayouts) -> Iterator[ChangedLayout]:
+    """The results that are made in other layouts than in the baseline."""
+    yield from changed_statements(graph, chosen, baseline)
     for number, decision in chosen.decided.items():
-        op, before = graph.ops[number], proposed.shardings_of(number)
+        op, before = graph.ops[number], baseline.shardings_of(number)
         count = len(op.operands)
         for value, new, old in zip(op.results, decision.shardings[count:], before[count:], strict=True):
             if not new.same_layout_as(old) and value.shape:
@@ -257,12 +257,12 @@ def _compare(trial: PartitionedProgram, search: LayoutSearch) -> None:
             f"layouts of the plan that like= gives are kept: the program costs {text(trial.cost)} on each device, by "
             f"the cost model, and {text(free.cost)} where all of them are chosen anew"
         )
-        trial.proposal.report.notes[Note("layouts", "", message)] = None
+        trial.placed.report.notes[Note("layouts", "", message)] = None
 
 
 def _trial(search: LayoutSearch, follow: Follow, number: int) -> PartitionedProgram:
     plan = follow.plan(number, search.graph, search.setting)
-    return search.proposed if plan is None else search.trial(plan)
+    return search.baseline if plan is None else search.trial(plan)
 
 
 def _rewritten(program: Program, rewrite: Rewrite, named: Collection[Mark]) -> Program:

@@ -202,7 +202,7 @@ class ChangedLayout:
     dtype: str
     shape: tuple[int, ...]
     chosen: TensorSharding
-    proposed: TensorSharding
+    baseline: TensorSharding
     stated: str = ""
     """What the user stated for the value: `[{"x"}, {?}]`, or that it is in a group."""
 
@@ -217,24 +217,24 @@ class LayoutChoice:
     """The choice of layouts for a whole program: what it costs by the cost model, what it would have cost op by op
     around the propagated layouts, and where the two differ.
 
-    `sent`, `proposed_sent`: the part of the costs that is not the devices' own work. `chosen`: the choice in the
-    program's model; empty where it stayed as it was proposed. `written`: the part of `sent` that the user's own
+    `sent`, `baseline_sent`: the part of the costs that is not the devices' own work. `chosen`: the choice in the
+    program's model; empty where it stayed as the baseline. `written`: the part of `sent` that the user's own
     collectives cost, which no choice changes.
 
-    `exposed`, `proposed_exposed`: the costs without what is hidden beside work. `proposed_held`: the bytes that a
+    `exposed`, `baseline_exposed`: the costs without what is hidden beside work. `baseline_held`: the bytes that a
     device would hold op by op; 0 where that would take no less.
     """
 
     cost: float
-    proposed_cost: float
+    baseline_cost: float
     changed: tuple[ChangedLayout, ...]
     sent: float = 0.0
-    proposed_sent: float = 0.0
+    baseline_sent: float = 0.0
     chosen: tuple[int, ...] = ()
     written: float = 0.0
     exposed: float = 0.0
-    proposed_exposed: float = 0.0
-    proposed_held: float = 0.0
+    baseline_exposed: float = 0.0
+    baseline_held: float = 0.0
 
 
 class NotHeld(NamedTuple):

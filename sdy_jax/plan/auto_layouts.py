@@ -177,7 +177,7 @@ class _Search:
 
     def _worth(self, usual: Plan, planned: Sequence[Plan]) -> float:
         """What a plan with a usual border may cost, if it does not fit as it is written, to take less than those that
-        are known, where as much is hidden as along whole axes; nothing where it promises little."""
+        are planned, where as much is hidden as along whole axes; nothing where it promises little."""
         least, promised = self._least_time(planned), _time(usual)
         return _cost(usual) + least - promised if promised * _APART < least else 0.0
 

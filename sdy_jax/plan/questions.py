@@ -175,7 +175,7 @@ class Questions(PlanFacts):
         found = self.explanation.naming.find(value)
         origins = {chain.type: chain.links[-1].text for chain in why.chains if chain.links}
         for reason in self._reasons.of(frozenset(map(self.explanation.naming.mark, found))):
-            texts = (origins[change.proposed] for change in reason.changed if change.proposed in origins)
+            texts = (origins[change.baseline] for change in reason.changed if change.baseline in origins)
             yield replace(reason, origins=tuple(dict.fromkeys(texts)))
 
 

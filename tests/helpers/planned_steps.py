@@ -29,10 +29,10 @@ class Program:
         with module.context, ir.Location.unknown(module.context):
             self.setting = Setting(plan.program.mesh_name, self.costs, target=target)
             self.graph = prepared(module, self.setting)
-            self.proposed = self.walked()
-            self.proposal = self.proposed.proposal
-            atoms = self.proposal.layouts.atoms(self.proposal.mesh, {})
-            self.modelled = planning_problem(self.graph, self.proposal, self.setting, atoms)
+            self.baseline = self.walked()
+            self.placed = self.baseline.placed
+            atoms = self.placed.layouts.atoms(self.placed.mesh, {})
+            self.modelled = planning_problem(self.graph, self.placed, self.setting, atoms)
         self.model = self.modelled.model
 
     def walked(self, plan=None):

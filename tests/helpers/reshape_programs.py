@@ -37,7 +37,7 @@ def run(function, args, mesh=LINE, **tolerances):
         assert_close(found, function(*args), **tolerances)
         assert plan.wire_bytes == pytest.approx(totals(collectives_in_hlo(compiled.as_text())).wire_bytes), plan
         plans.append(plan)
-    assert plans[1].layouts.cost <= plans[1].layouts.proposed_cost, plans[1]
+    assert plans[1].layouts.cost <= plans[1].layouts.baseline_cost, plans[1]
     return plans[0]
 
 

@@ -16,7 +16,7 @@ def test_same_numbers_give_the_plan_that_was_run(mesh):
     options = {"mesh": mesh, "in_shardings": P("data")}
     plan = sdy.testing.assert_same(lambda x: {"sum": x.sum(0)}, X, **options, layouts="local")
     assert [c.kind for c in plan.collectives] == ["all_reduce"]
-    assert sdy.testing.assert_same(lambda x: {"sum": x.sum(0)}, X, **options).layouts.proposed_cost
+    assert sdy.testing.assert_same(lambda x: {"sum": x.sum(0)}, X, **options).layouts.baseline_cost
 
 
 def test_without_a_mesh_all_devices_stand_in_a_row():

@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_planned_and_says_so():
 
 def test_what_is_slower_than_op_by_op_says_what_that_would_hold():
     record = plan_of(replicated, (LARGE,), (P("fsdp"),), donate_argnums=(), out_shardings=P("fsdp")).record()
-    costs = {"exposed": 3.0, "proposed_exposed": 2.0, "proposed_held": 48.0 * 2**30}
+    costs = {"exposed": 3.0, "baseline_exposed": 2.0, "baseline_held": 48.0 * 2**30}
     layouts = RecordedLayouts(3.0, 2.0, 3.0, 2.0, None, **costs)
     line = page_of(replace(record, layouts=layouts)).splitlines()[2]
     assert "1.50 of the time: these would hold 48.0 GiB of 15.8 GiB, this plan 3.0 GiB" in line

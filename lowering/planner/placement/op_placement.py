@@ -17,7 +17,7 @@ from sdy_jax.lowering.planner.facts.loops import trips
 from sdy_jax.lowering.planner.placement.decisions import Decisions
 from sdy_jax.lowering.planner.placement.op_reports import OpReports
 from sdy_jax.lowering.planner.placement.value_placement import Placement
-from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, ProposedLayouts
+from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlacedLayouts
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.rewrites.dead_code import CommonSubexpressions
 from sdy_jax.lowering.planner.setting import Setting
@@ -34,7 +34,7 @@ class OpPlacement:
     layouts than were chosen, by number.
     """
 
-    def __init__(self, placement: Placement, setting: Setting, reports: OpReports, layouts: ProposedLayouts):
+    def __init__(self, placement: Placement, setting: Setting, reports: OpReports, layouts: PlacedLayouts):
         self._placement, self._reports, self._layouts = placement, reports, layouts
         self._decisions, self._mesh = Decisions(placement, setting), placement.meshes.base
         self._known = CommonSubexpressions(placement.origin)

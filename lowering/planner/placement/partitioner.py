@@ -20,7 +20,7 @@ from sdy_jax.lowering.planner.placement.collectives import is_reduction, is_user
 from sdy_jax.lowering.planner.placement.op_placement import EdgePlacement, OperandSlot, OpPlacement
 from sdy_jax.lowering.planner.placement.op_reports import OpReports
 from sdy_jax.lowering.planner.placement.value_placement import Placement
-from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, LayoutPlan, Proposal, ProposedLayouts
+from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, LayoutPlan, PlacedLayouts, PlacedProgram
 from sdy_jax.lowering.planner.problem.op_problem import Kind, Shardings, own_time
 from sdy_jax.lowering.planner.report import PartitionReport
 from sdy_jax.lowering.planner.rewrites.loop_rewrites import narrowed, widen_stacks
@@ -118,7 +118,7 @@ class Partitioner:
 
     def __init__(self, graph: Graph, setting: Setting, plan: LayoutPlan | None = None):
         self.graph, self._setting, self._plan = graph, setting, plan
-        self._layouts, self._number = ProposedLayouts(), {op: n for n, op in enumerate(graph.ops)}
+        self._layouts, self._number = PlacedLayouts(), {op: n for n, op in enumerate(graph.ops)}
         self._report = PartitionReport(setting.inputs)
         self._placement = Placement(graph, setting, self._report)
         self._mesh = self._placement.meshes.base
@@ -131,7 +131,7 @@ class Partitioner:
         self._narrowed = narrowed(graph)
         self._waiting = [op for op in graph.ops if op.key == AFTER]
 
-    def run(self) -> Proposal:
+    def run(self) -> PlacedProgram:
         """Rewrites the module, and says what was decided and inserted."""
         if self._plan is not None:
             self._state_shared_layouts(self._plan)
@@ -151,7 +151,7 @@ class Partitioner:
         self._fold_settled()
         self._reports.replication.report_notes()
         self._report.work = self._work_time()
-        return self._proposal(self._order_ops())
+        return self._placed(self._order_ops())
 
     def _order_ops(self) -> Graph | None:
         """Lets ops wait that must not run earlier, and moves those that a compiler would put off; the program as it is
@@ -167,11 +167,11 @@ class Partitioner:
             graph = write_shared(graph or Graph(self.graph.module), compiler.fusion, memory)
         return graph
 
-    def _proposal(self, last_read: Graph | None) -> Proposal:
+    def _placed(self, last_read: Graph | None) -> PlacedProgram:
         erased = {op for op in self.graph.ops if self._placement.ops.is_erased(op)}
         inserted = self._placement.ops.collectives
         gone = frozenset(erased.union(self._unneeded))
-        return Proposal(self.graph, self._placement.meshes, self._layouts, self._report, inserted, gone, last_read)
+        return PlacedProgram(self.graph, self._placement.meshes, self._layouts, self._report, inserted, gone, last_read)
 
     def _work_time(self) -> float:
         """The time of the operations that one device performs, but for those of constants."""

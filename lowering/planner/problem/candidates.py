@@ -21,7 +21,7 @@ from sdy_jax.lowering.ops.registry import SENT, Shards, Strategy, is_forwarding,
 from sdy_jax.lowering.planner.facts.factors import canonical, dividing_factors, in_contiguous_blocks
 from sdy_jax.lowering.planner.problem.assignments import answer_of
 from sdy_jax.lowering.planner.problem.candidate_prices import inside_collectives, work_time_in_shards
-from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, ProposedLayouts
+from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, PlacedLayouts
 from sdy_jax.lowering.planner.problem.layout_table import AxesLists, LayoutTable, Numbers
 from sdy_jax.lowering.planner.problem.op_problem import (
     Decision,
@@ -264,7 +264,7 @@ class _Places:
 # See docs/explanation/planner.md#candidates.
 
 _PADDED_WORK = 1.02
-"""The work that a candidate may do with its padding, beside that of the proposal. Guessed between two facts: 197 tokens
+"""The work that a candidate may do with its padding, beside that of the baseline. Guessed between two facts: 197 tokens
 over eight devices are 1.015, and work that is repeated is twice as much or more."""
 
 
@@ -391,15 +391,15 @@ class ConstraintCandidates:
         own = tuple(map(self._table.number, ends))
         return self._candidates(dict.fromkeys([own, *((n,) * len(ends) for n in every)]))
 
-    def of_edge(self, op: Op, edge: DataFlowEdge, proposed: EdgeLayouts, atoms: Atoms) -> list[Candidate]:
+    def of_edge(self, op: Op, edge: DataFlowEdge, baseline: EdgeLayouts, atoms: Atoms) -> list[Candidate]:
         """The candidates of a data-flow edge of an op, in layouts that are alike outside and inside of it."""
         stated, sides = stated_for(edge.owner), (len(edge.sources), len(edge.targets))
         if op.name in COMPUTATIONS:
-            return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, proposed, stated, atoms))
-        own = self._table.number(proposed.sources), self._table.number(proposed.targets)
-        open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(proposed.sources, stated)
+            return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, baseline, stated, atoms))
+        own = self._table.number(baseline.sources), self._table.number(baseline.targets)
+        open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(baseline.sources, stated)
         summed = stated is None and is_carried_sum(edge) and is_inexact(edge.owner)
-        every = self._layouts(edge.owner.shape or (), proposed.sources, open_ones, atoms, summed)
+        every = self._layouts(edge.owner.shape or (), baseline.sources, open_ones, atoms, summed)
         return self._candidates(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
 
     def _candidates(self, layouts: Iterable[tuple[int, ...]]) -> list[Candidate]:
@@ -410,11 +410,11 @@ class ConstraintCandidates:
         return self._known[key]
 
     def _ends(
-        self, op: Op, edge: DataFlowEdge, proposed: EdgeLayouts, stated: TensorSharding | None, atoms: Atoms
+        self, op: Op, edge: DataFlowEdge, baseline: EdgeLayouts, stated: TensorSharding | None, atoms: Atoms
     ) -> Iterator[tuple[int, int]]:
         """The layouts of sources and of targets at the border of a computation; manual axes stay where they are."""
         manual, inward = manual_axes(op), edge.kind is EdgeKind.BODY_ARGUMENT
-        outer = proposed.sources if inward else proposed.targets
+        outer = baseline.sources if inward else baseline.targets
         outside = edge.sources[0] if inward else edge.owner
         free = [atom for atom in atoms if atom.name not in manual]
         nothing = stated is None and not manual
@@ -458,11 +458,11 @@ class ConstraintCandidates:
         return Openness(fixed, is_open, kept, own.unreduced_axes, own.reduction)
 
 
-def changed_statements(graph: Graph, chosen: ProposedLayouts, proposed: ProposedLayouts) -> Iterator[ChangedLayout]:
+def changed_statements(graph: Graph, chosen: PlacedLayouts, baseline: PlacedLayouts) -> Iterator[ChangedLayout]:
     """The constraints with open dimensions, and the members of groups, that have other layouts in one walk than in
     another."""
-    for number in sorted(chosen.fixed.keys() & proposed.fixed.keys()):
-        op, new, old = graph.ops[number], chosen.fixed[number][-1], proposed.fixed[number][-1]
+    for number in sorted(chosen.fixed.keys() & baseline.fixed.keys()):
+        op, new, old = graph.ops[number], chosen.fixed[number][-1], baseline.fixed[number][-1]
         if not is_forwarding(op) or new.same_layout_as(old):
             continue
         (result,), stated = op.results, stated_for(op.results[0])

@@ -92,7 +92,7 @@ class EdgeLayouts(NamedTuple):
 
 
 @dataclass(slots=True)
-class ProposedLayouts:
+class PlacedLayouts:
     """The layouts in which each op takes and makes its values, by the number of the op in the graph.
 
     `decided`: of ops with a rule. `fixed`: of ops that leave no choice, the layouts of operands, then of results.
@@ -155,7 +155,7 @@ class ProposedLayouts:
 
 
 @dataclass(frozen=True, eq=False)
-class Proposal:
+class PlacedProgram:
     """What a partitioner made of a program, from which the whole program is planned.
 
     Attributes:
@@ -170,7 +170,7 @@ class Proposal:
 
     graph: Graph
     meshes: ProgramMeshes
-    layouts: ProposedLayouts
+    layouts: PlacedLayouts
     report: PartitionReport
     inserted: Mapping[ir.Operation, CollectiveRecord]
     erased: frozenset[Op]
@@ -236,7 +236,7 @@ class ProgramChoices:
     """The choices that were searched for; all else follows from them, the program and its setting.
 
     Attributes:
-        plan: the layouts of the whole program, once it was rewritten; None where it stayed as it was proposed.
+        plan: the layouts of the whole program, once it was rewritten; None where it stayed as the baseline.
         decided: how ops run, by their numbers, where it did.
         rewrites: those that were made before, each with the plan by which values were priced for it.
         saved: the bytes that are held less, of what is computed again.

@@ -25,7 +25,7 @@ from sdy_jax.lowering.planner.facts.fusion import (
 )
 from sdy_jax.lowering.planner.facts.loops import runs_of
 from sdy_jax.lowering.planner.problem.candidates import Candidate, ConstraintCandidates, OpCandidates
-from sdy_jax.lowering.planner.problem.layout_plan import FreeBorder, FreeEnd, Proposal, ProposedLayouts
+from sdy_jax.lowering.planner.problem.layout_plan import FreeBorder, FreeEnd, PlacedLayouts, PlacedProgram
 from sdy_jax.lowering.planner.problem.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.problem.program_model import Chosen, Port, ProgramModel
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class PlanningProblem:
-    """A program, the layouts that were proposed for it, and the planner's model of both.
+    """A program, its layouts in the baseline, and the planner's model of both.
 
     `atoms`: the parts of mesh axes that are somewhere in a layout. `parts`: per node, what it stands for. `values`: the
     numbers of values, `FREE` where one has no price; `recomputed`: per use of what is made for each user alone, the
@@ -77,7 +77,7 @@ class PlanningProblem:
     """
 
     graph: Graph
-    proposed: ProposedLayouts
+    baseline: PlacedLayouts
     table: LayoutTable
     atoms: tuple[AxisRef, ...]
     model: ProgramModel
@@ -170,7 +170,7 @@ what hardly widens costs its op again."""
 
 def planning_problem(
     graph: Graph,
-    proposal: Proposal,
+    placed: PlacedProgram,
     setting: Setting,
     atoms: tuple[AxisRef, ...],
     border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
@@ -178,21 +178,21 @@ def planning_problem(
     """The planning problem of a program.
 
     Args:
-        graph, proposal: the program, and what a partitioner made of a copy of it.
+        graph, placed: the program, and what a placement made of a copy of it.
         setting: what it is planned with.
-        atoms: the axes of its mesh, cut where the proposal cut them.
+        atoms: the axes of its mesh, cut where the baseline cut them.
         border: the arguments and results that may have any layout.
     """
-    costs, meshes = setting.costs, proposal.meshes
+    costs, meshes = setting.costs, placed.meshes
 
     def price(
         costs: CostModel, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
     ) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
-    table = LayoutTable(meshes.base_name, meshes.base, proposal.layouts.inverted(atoms))
+    table = LayoutTable(meshes.base_name, meshes.base, placed.layouts.inverted(atoms))
     model = ProgramModel(Prices(table, costs, price, setting.target.arrays, setting.memo))
-    program = PlanningProblem(graph, proposal.layouts, table, atoms, model)
+    program = PlanningProblem(graph, placed.layouts, table, atoms, model)
     _Builder(program, setting, border).read()
     if costs.flop and not (costs.memory or costs.repeat_work):
         program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
@@ -205,7 +205,7 @@ class _Builder:
     def __init__(self, program: PlanningProblem, setting: Setting, border: FreeBorder):
         costs, pads = setting.costs, setting.policy.uneven == "pad"
         self._border, self._memo = border, setting.memo
-        self._program, self._proposed, self._model = program, program.proposed, program.model
+        self._program, self._baseline, self._model = program, program.baseline, program.model
         self._costs, self._pads = costs, pads
         self._rounded = rounded_values(program.graph, costs)
         self._held_rounded = held_rounded(program.graph, self._rounded) if self._model.prices.arrays.rounds else ()
@@ -220,7 +220,7 @@ class _Builder:
 
     def read(self) -> None:
         main = self._program.graph.main.blocks[0]
-        for argument, sharding in zip(main.arguments, self._proposed.arguments, strict=True):
+        for argument, sharding in zip(main.arguments, self._baseline.arguments, strict=True):
             if argument.shape is None:
                 continue
             if argument.index in self._border.carried:
@@ -235,16 +235,16 @@ class _Builder:
             self._free_end(main, argument_index, result)
         for result in sorted(self._border.results - set(self._border.carried.values())):
             self._free_end(main, None, result)
-        stated = [index for index in range(len(self._proposed.results)) if index not in self._border.results]
+        stated = [index for index in range(len(self._baseline.results)) if index not in self._border.results]
         slots = [(main.terminator, index) for index in stated]
-        self._add([self._only_candidate([self._proposed.results[index] for index in stated])], 1.0, slots, [])
+        self._add([self._only_candidate([self._baseline.results[index] for index in stated])], 1.0, slots, [])
 
     def _free_end(self, main: Block, argument: int | None, result: int | None) -> None:
         """Adds an argument that may have any layout, a result, or both as one that comes back as it went in."""
         slots = [] if result is None else [(main.terminator, result)]
         makes = [] if argument is None else [main.arguments[argument]]
-        taken = [] if result is None else [self._proposed.results[result]]
-        made = [] if argument is None else [self._proposed.arguments[argument]]
+        taken = [] if result is None else [self._baseline.results[result]]
+        made = [] if argument is None else [self._baseline.arguments[argument]]
         value = makes[0] if makes else main.terminator.operands[slots[0][1]]
         if argument is not None and result is None:
             self._new_value(value, 1.0)
@@ -257,19 +257,19 @@ class _Builder:
             self._here = block
             if is_data_flow(op):
                 self._data_flow(op, times)
-            elif number in self._proposed.passed:
+            elif number in self._baseline.passed:
                 self._program.values[op.results[0]] = self._program.number(op.operands[0])
-            elif number in self._proposed.fixed and is_forwarding(op):
-                self._constraint(op, self._proposed.fixed[number][-1], times)
+            elif number in self._baseline.fixed and is_forwarding(op):
+                self._constraint(op, self._baseline.fixed[number][-1], times)
             elif self._is_free(op, number):
                 self._program.values.update(dict.fromkeys(op.results, FREE))
-            elif number in self._proposed.fixed:
-                self._fixed(op, op.results, self._proposed.fixed[number], times)
-            elif number in self._proposed.decided:
-                self._decide(op, self._proposed.decided[number], times)
+            elif number in self._baseline.fixed:
+                self._fixed(op, op.results, self._baseline.fixed[number], times)
+            elif number in self._baseline.decided:
+                self._decide(op, self._baseline.decided[number], times)
 
     def _data_flow(self, op: Op, times: float) -> None:
-        edges, proposed, first = edges_of(op), self._proposed.edges[self._program.numbers[op]], len(self._model.nodes)
+        edges, baseline, first = edges_of(op), self._baseline.edges[self._program.numbers[op]], len(self._model.nodes)
         for target in (target for edge in edges for target in edge.targets):
             inside = isinstance(target.owner, Block)
             self._new_value(target, times * runs_of(op.blocks[-1]) if inside else times)
@@ -279,7 +279,7 @@ class _Builder:
             self._block(block, times * runs_of(block))
         assert op.block is not None
         self._here, self._free = op.block, outside
-        for index, (edge, taken) in enumerate(zip(edges, proposed, strict=True)):
+        for index, (edge, taken) in enumerate(zip(edges, baseline, strict=True)):
             candidates = self._stated.of_edge(op, edge, taken, self._free)
             node = self._program.edges[self._program.numbers[op], index] = self._add(
                 candidates, times, edge.slots, edge.targets
@@ -313,7 +313,7 @@ class _Builder:
         """Whether each device makes the results of an op in whatever layout they are taken. Where a rewrite has put the
         op, which fixes its layout, constants alone, as a stack that all of a loop writes."""
         is_free = bool(op.results) and self._free_values.issuperset(op.results)
-        return is_free and (number not in self._proposed.fixed or op.name == "stablehlo.constant")
+        return is_free and (number not in self._baseline.fixed or op.name == "stablehlo.constant")
 
     def _decide(self, op: Op, decision: Decision, times: float) -> None:
         candidates, slots = self._candidates_here().of(op, decision), _slots(op)

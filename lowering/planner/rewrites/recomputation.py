@@ -159,7 +159,7 @@ class Program:
         Raises:
             GivenUp: as described.
         """
-        tried = [self.best] if self.fits else [trial for trial in self.found if trial is not self.search.proposed]
+        tried = [self.best] if self.fits else [trial for trial in self.found if trial is not self.search.baseline]
         if any(trial.cost > self.incumbent for trial in tried):
             raise GivenUp
 

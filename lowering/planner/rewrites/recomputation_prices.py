@@ -40,7 +40,7 @@ class ProgramPrices:
     """
 
     def __init__(self, graph: Graph, trial: PartitionedProgram, arrays: Arrays):
-        self._graph, self._trial, self._proposal = graph, trial, trial.proposal
+        self._graph, self._trial, self._placed = graph, trial, trial.placed
         self._arrays = arrays
         self._number = {op: number for number, op in enumerate(graph.ops)}
 
@@ -57,7 +57,7 @@ class ProgramPrices:
         return self._bytes(value, self.layout_of(value))
 
     def layout_of(self, value: Value) -> TensorSharding | None:
-        """The layout in which a value is made; that which is stored, where the proposal says nothing."""
+        """The layout in which a value is made; that which is stored, where the baseline says nothing."""
         return self._layouts.get(value, value.sharding)
 
     @property
@@ -71,7 +71,7 @@ class ProgramPrices:
 
     def bytes_at_peak(self, ops: Collection[Op]) -> float:
         """The bytes on a device that are live at the peak and come from some ops of the program, moved or not."""
-        numbers, wanted = self._proposal.remaining, {self._number[op] for op in ops}
+        numbers, wanted = self._placed.remaining, {self._number[op] for op in ops}
         makers = ((_maker(live.value), live.bytes) for live in self._trial.peak.live)
         return sum([size for op, size in makers if op is not None and numbers.get(op.mlir) in wanted])
 
@@ -83,11 +83,11 @@ class ProgramPrices:
     def _bytes(self, value: Value, sharding: TensorSharding | None) -> float:
         if value.shape is None:
             return math.inf
-        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._proposal.mesh)
+        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._placed.mesh)
         return self._arrays.bytes(shape, value.itemsize)
 
     def _decision(self, op: Op) -> Decision | None:
-        return self._proposal.layouts.decided.get(self._number[op])
+        return self._placed.layouts.decided.get(self._number[op])
 
     def _work(self, op: Op) -> float:
         decision = self._decision(op)
@@ -95,27 +95,27 @@ class ProgramPrices:
         return own or self._operations(op)
 
     def _own_time(self, decision: Decision) -> float:
-        return own_time(decision.kind, decision.shardings, self._trial.setting.costs, self._proposal.mesh)
+        return own_time(decision.kind, decision.shardings, self._trial.setting.costs, self._placed.mesh)
 
     def _operations(self, op: Op) -> float:
         decision = self._decision(op)
         if decision is None:
             return 0.0
-        return work_done(decision.kind, decision.shardings, self._proposal.mesh).operations * executions(op).estimate
+        return work_done(decision.kind, decision.shardings, self._placed.mesh).operations * executions(op).estimate
 
     @cached_property
     def _sent(self) -> dict[ir.Location, float]:
         """The time of what is sent in all executions, by the location of the op that caused it."""
         found = dict[ir.Location, float]()
-        costs, mesh = self._trial.setting.costs, self._proposal.mesh
-        for record in self._proposal.report.collectives:
+        costs, mesh = self._trial.setting.costs, self._placed.mesh
+        for record in self._placed.report.collectives:
             time = record.sending_time(costs, mesh) * record.estimated_times
             found[record.location] = found.get(record.location, 0.0) + time
         return found
 
     @cached_property
     def _layouts(self) -> dict[Value, TensorSharding]:
-        """The layouts in which values are made; where the proposal says nothing, those that are stored."""
+        """The layouts in which values are made; where the baseline says nothing, those that are stored."""
         found = dict[Value, TensorSharding]()
         for op in self._graph.ops:
             found.update(zip(op.results, self._made(op, found), strict=False))
@@ -123,7 +123,7 @@ class ProgramPrices:
         return found
 
     def _made(self, op: Op, known: dict[Value, TensorSharding]) -> Iterator[TensorSharding]:
-        layouts, number = self._proposal.layouts, self._number[op]
+        layouts, number = self._placed.layouts, self._number[op]
         count = len(op.operands)
         if number in layouts.decided:
             yield from layouts.decided[number].shardings[count:]
@@ -133,7 +133,7 @@ class ProgramPrices:
             yield known[op.operands[0]]
 
     def _carried(self, op: Op) -> Iterator[tuple[Value, TensorSharding]]:
-        edges = self._proposal.layouts.edges.get(self._number[op])
+        edges = self._placed.layouts.edges.get(self._number[op])
         for edge, carried in zip(edges_of(op), edges or (), strict=False):
             yield from ((value, carried.targets) for value in edge.targets)
 

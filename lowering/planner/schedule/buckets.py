@@ -36,7 +36,7 @@ from sdy_jax.lowering.ops.registry import SENT
 from sdy_jax.lowering.planner.facts.fusion import fuses
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
-from sdy_jax.lowering.planner.problem.layout_plan import Proposal
+from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.rewrites.dead_code import has_effect
 from sdy_jax.lowering.planner.schedule.hidden_time import Inserted
@@ -415,12 +415,12 @@ over the program; without the last ones nothing is combined where little memory 
 
 
 def combine_collectives(
-    proposal: Proposal, inserted: Inserted, setting: Setting, held: Callable[[], Peak]
+    placed: PlacedProgram, inserted: Inserted, setting: Setting, held: Callable[[], Peak]
 ) -> Peak | None:
     """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
 
     Args:
-        proposal: the module, whose collectives are all there; each bucket becomes one record of its report.
+        placed: the module, whose collectives are all there; each bucket becomes one record of its report.
         inserted: those that nothing hides.
         setting: what collectives cost, which says how large buckets are; whether they are combined, and what a device
             may hold.
@@ -432,7 +432,7 @@ def combine_collectives(
     combining, target = setting.policy.combine, setting.target
     if not combining.kinds:
         return None
-    graph = proposal.partitioned
+    graph = placed.partitioned
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
     if len(records) < 2:
         return None
@@ -441,17 +441,17 @@ def combine_collectives(
     bucket = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
-        copy = Graph(copied(proposal.module))
+        copy = Graph(copied(placed.module))
         size = BucketSize(setting.costs, combining, bucket * smaller)
         limit = max(min(peak + min(size.held, added), setting.limit), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
-        buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, proposal.mesh, size, room)
+        buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, placed.mesh, size, room)
         if not buckets:
             return None
         found = peak_of(Graph(copy.module), target)
         if found.total <= limit:
-            replace_contents(proposal.module, copy.module)
-            proposal.report.combine(buckets)
+            replace_contents(placed.module, copy.module)
+            placed.report.combine(buckets)
             return found
     return None
 

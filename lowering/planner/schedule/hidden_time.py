@@ -20,7 +20,7 @@ from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.planner.facts.fusion import CriticalPath, takes_long
 from sdy_jax.lowering.planner.facts.loops import trips
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
-from sdy_jax.lowering.planner.problem.layout_plan import Proposal
+from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
@@ -196,19 +196,19 @@ def counted_share(record: CollectiveRecord, costs: CostModel, mesh: Mesh) -> flo
     return min(1.0, counted / sent)
 
 
-def hidden_by_work(proposal: Proposal, inserted: Inserted, setting: Setting) -> Hidden:
+def hidden_by_work(placed: PlacedProgram, inserted: Inserted, setting: Setting) -> Hidden:
     """The time of a partitioned module's collectives that is hidden, in all executions; none where the model does not
     know time.
 
     Args:
-        proposal: the module, as it is now.
+        placed: the module, as it is now.
         inserted: its collectives that nothing else hides; those that the program holds itself are known.
         setting: what collectives cost, and the devices.
     """
     if setting.costs.unit != "seconds":
         return Hidden()
-    graph = proposal.partitioned
-    schedule = _Schedule(graph, proposal.report.written | dict(inserted), proposal.mesh, setting)
+    graph = placed.partitioned
+    schedule = _Schedule(graph, placed.report.written | dict(inserted), placed.mesh, setting)
     took = schedule.of(graph.main.blocks[0])
     return Hidden(took.hidden, took.saved)
 

@@ -20,7 +20,7 @@ from sdy_jax.lowering.ops.control_flow import ahead
 from sdy_jax.lowering.ops.emission.emit import value_shardings
 from sdy_jax.lowering.planner.facts.fusion import CriticalPath
 from sdy_jax.lowering.planner.facts.loops import filled_stacks, trip_count
-from sdy_jax.lowering.planner.problem.layout_plan import Proposal
+from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import PartitionReport
 from sdy_jax.lowering.planner.schedule.hidden_time import (
     Hidden,
@@ -57,17 +57,17 @@ class Ahead(NamedTuple):
     hidden: float
 
 
-def gathers_ahead(proposal: Proposal, setting: Setting, room: Callable[[], float]) -> list[Ahead]:
+def gathers_ahead(placed: PlacedProgram, setting: Setting, room: Callable[[], float]) -> list[Ahead]:
     """The gathers of a partitioned module that run one trip ahead; none where the model does not know time.
 
     Args:
-        proposal: the module, whose collectives are all there.
+        placed: the module, whose collectives are all there.
         setting: what collectives cost, and the devices.
         room: says the bytes that a device may hold beside those that it holds without.
     """
     if setting.costs.unit != "seconds":
         return []
-    waiting, found = list(_exposed(proposal.partitioned, proposal, setting.costs)), list[Ahead]()
+    waiting, found = list(_exposed(placed.partitioned, placed, setting.costs)), list[Ahead]()
     left = room() if waiting else 0.0
     for gather, size in waiting:
         if size <= left:
@@ -91,7 +91,7 @@ def _is_split(value: Value, dim: int) -> bool:
     return value.sharding is not None and bool(value.sharding.axes[dim])
 
 
-def _exposed(graph: Graph, proposal: Proposal, costs: CostModel) -> Iterator[tuple[Ahead, float]]:
+def _exposed(graph: Graph, placed: PlacedProgram, costs: CostModel) -> Iterator[tuple[Ahead, float]]:
     """The gathers in loops for which a trip waits, of which the products of a trip could hide some time, and the bytes
     of their results."""
     times = WorkTimes(graph, costs)
@@ -103,11 +103,11 @@ def _exposed(graph: Graph, proposal: Proposal, costs: CostModel) -> Iterator[tup
         left = sum(times.of(op) for op in body.ops)
         computed, sent = 0.0, 0.0
         for op in body.ops[:-1]:
-            record = proposal.inserted.get(op.mlir)
+            record = placed.inserted.get(op.mlir)
             if record is None or op.name != "sdy.all_gather" or ahead(body, [op]) is None:
                 computed += times.of(op)
                 continue
-            taken = record.costs(costs).sending_time(record.kind, record.axes, proposal.mesh, record.wire_bytes)
+            taken = record.costs(costs).sending_time(record.kind, record.axes, placed.mesh, record.wire_bytes)
             hidden, size = min(sent + taken - computed, taken, left), times.bytes(op.results[0])
             copied = costs.memory * _COPIED * size
             if hidden > copied:
@@ -161,19 +161,19 @@ class RingProduct(NamedTuple):
     marked: Sequence[Op]
 
 
-def ring_products(proposal: Proposal, inserted: Inserted, costs: CostModel) -> list[RingProduct]:
+def ring_products(placed: PlacedProgram, inserted: Inserted, costs: CostModel) -> list[RingProduct]:
     """The products and collectives of a partitioned module that run as rings; none where the model does not know time.
 
     Args:
-        proposal: the module, whose collectives are all there.
+        placed: the module, whose collectives are all there.
         inserted: those that nothing hides yet.
         costs: what decides.
     """
     if costs.unit != "seconds":
         return []
-    graph, found = proposal.partitioned, list[RingProduct]()
-    times, busy = _Times(graph, proposal.mesh, costs), set[Op]()
-    for pair in _pairs(graph, inserted, proposal.mesh):
+    graph, found = placed.partitioned, list[RingProduct]()
+    times, busy = _Times(graph, placed.mesh, costs), set[Op]()
+    for pair in _pairs(graph, inserted, placed.mesh):
         saved = times.saved(pair)
         if pair.product not in busy and saved >= _LEAST_SAVING * times.of_collective(pair):
             busy.add(pair.product)
@@ -315,26 +315,26 @@ class Overlap(NamedTuple):
         return hiding.reported(report)
 
 
-def overlap_of(proposal: Proposal, setting: Setting, room: Callable[[], float]) -> Overlap:
+def overlap_of(placed: PlacedProgram, setting: Setting, room: Callable[[], float]) -> Overlap:
     """What of the collectives of a partitioned module runs beside work; nothing where the model does not know time.
 
     Args:
-        proposal: the module, whose collectives are all there.
+        placed: the module, whose collectives are all there.
         setting: what collectives cost, and the devices.
         room: says the bytes that a device may hold beside those that it holds if none runs ahead.
     """
     if setting.costs.unit != "seconds":
         return Overlap()
-    ahead = gathers_ahead(proposal, setting, room)
+    ahead = gathers_ahead(placed, setting, room)
     hidden = {op.mlir: time for op, _, time in ahead}
-    others = {op: record for op, record in proposal.inserted.items() if op not in hidden}
-    rings = ring_products(proposal, others, setting.costs)
+    others = {op: record for op, record in placed.inserted.items() if op not in hidden}
+    rings = ring_products(placed, others, setting.costs)
     hidden |= {ring.collective.mlir: ring.saved for ring in rings}
     waiting = {op: record for op, record in others.items() if op not in hidden}
-    moved = hidden_by_work(proposal, waiting, setting)
-    records = [(proposal.inserted[op], time) for op, time in hidden.items()]
+    moved = hidden_by_work(placed, waiting, setting)
+    records = [(placed.inserted[op], time) for op, time in hidden.items()]
     saved = math.fsum(
-        record.estimated_times * time * (1 - counted_share(record, setting.costs, proposal.mesh))
+        record.estimated_times * time * (1 - counted_share(record, setting.costs, placed.mesh))
         for record, time in records
     )
     return Overlap(ahead, rings, moved, saved + moved.saved)

@@ -19,14 +19,14 @@ from sdy_jax.lowering.planner.facts.factors import cuts_of
 from sdy_jax.lowering.planner.facts.meshes import stated_at_manual
 from sdy_jax.lowering.planner.placement.partitioner import Partitioner
 from sdy_jax.lowering.planner.problem.candidates import Candidate, Openness, layouts_of_shape
-from sdy_jax.lowering.planner.problem.layout_plan import Proposal
+from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.problem.planning_problem import planning_problem
 from sdy_jax.lowering.planner.problem.program_model import Chosen, Port
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.planner.solve.moves import everything, moves_of
 
-# The proposal from which a program is planned: op by op, along parts of mesh axes that are few enough.
+# The baseline from which a program is planned: op by op, along parts of mesh axes that are few enough.
 
 _LARGE = 10_000
 """Ops from which on a program is planned along whole axes. Measured (2026-11, `scripts/bench_models`): 32 layers of an
@@ -43,11 +43,11 @@ def is_large(graph: Graph) -> bool:
     return len(graph.ops) >= _LARGE
 
 
-class StartingProposal(NamedTuple):
-    """A proposal, what it was made with, and the parts of mesh axes that it knows."""
+class Baseline(NamedTuple):
+    """A baseline, what it was made with, and the parts of mesh axes that it knows."""
 
     setting: Setting
-    proposal: Proposal
+    placed: PlacedProgram
     atoms: tuple[AxisRef, ...]
 
     @property
@@ -56,31 +56,31 @@ class StartingProposal(NamedTuple):
         return len(self.atoms) <= _MOST_ATOMS
 
 
-def starting_proposal(graph: Graph, setting: Setting) -> StartingProposal:
-    """The proposal for a copy of a program.
+def baseline_of(graph: Graph, setting: Setting) -> Baseline:
+    """The baseline for a copy of a program.
 
     Of one that cuts axes into too many parts, or at all where the search is coarse or the program large, it is a
-    proposal that cuts them where the program itself does, if that makes few enough.
+    baseline that cuts them where the program itself does, if that makes few enough.
     """
     is_coarse = setting.whole_axes or is_large(graph)
     if is_coarse and (along_whole := _along_whole_axes(graph, setting)) is not None:
         return along_whole  # where heads do not divide an axis, its parts take many times as long
-    found = _proposed(graph, setting)
+    found = _baseline(graph, setting)
     return found if found.can_be_planned or is_coarse else _along_whole_axes(graph, setting) or found
 
 
-def _along_whole_axes(graph: Graph, setting: Setting) -> StartingProposal | None:
-    """The proposal that cuts axes only where the program does; None where these are too many, or on another mesh."""
+def _along_whole_axes(graph: Graph, setting: Setting) -> Baseline | None:
+    """The baseline that cuts axes only where the program does; None where these are too many, or on another mesh."""
     stated = [*_stated_shardings(graph)]
     if any(sharding.mesh != setting.mesh_name for sharding in stated):
         return None
-    found = _proposed(graph, replace(setting, cuts=cuts_of(stated, graph.meshes[setting.mesh_name])))
+    found = _baseline(graph, replace(setting, cuts=cuts_of(stated, graph.meshes[setting.mesh_name])))
     return found if found.can_be_planned else None
 
 
-def _proposed(graph: Graph, setting: Setting) -> StartingProposal:
-    proposal = Partitioner(Graph(copied(graph.module)), setting).run()
-    return StartingProposal(setting, proposal, proposal.layouts.atoms(proposal.mesh, setting.costs.major_parts))
+def _baseline(graph: Graph, setting: Setting) -> Baseline:
+    placed = Partitioner(Graph(copied(graph.module)), setting).run()
+    return Baseline(setting, placed, placed.layouts.atoms(placed.mesh, setting.costs.major_parts))
 
 
 def _stated_shardings(graph: Graph) -> Iterator[TensorSharding]:
@@ -95,8 +95,8 @@ def _stated_shardings(graph: Graph) -> Iterator[TensorSharding]:
 
 # A planned program looked at again, to say why it was planned so: its model, the choice, and what numbers mean.
 #
-# Planning keeps nothing but the choice, a number per node. The walk that proposed is deterministic, so the model is
-# built once more when somebody asks.
+# Planning keeps nothing but the choice, a number per node. The placement that made the baseline is deterministic, so
+# the model is built once more when somebody asks.
 
 
 class Reconsidered:
@@ -111,9 +111,9 @@ class Reconsidered:
     def __init__(self, module: ir.Operation, chosen: Sequence[int], setting: Setting):
         self._module = module  # handles of ops do not keep the module alive
         self.graph = prepared(module, setting)
-        start = starting_proposal(self.graph, setting)
-        self._meshes, self.costs = start.proposal.meshes, setting.costs
-        self.program = planning_problem(self.graph, start.proposal, setting, start.atoms)
+        start = baseline_of(self.graph, setting)
+        self._meshes, self.costs = start.placed.meshes, setting.costs
+        self.program = planning_problem(self.graph, start.placed, setting, start.atoms)
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
         if len(self.chosen) != len(self.start):

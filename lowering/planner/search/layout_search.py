@@ -21,7 +21,7 @@ from sdy_jax.lowering.planner.problem.layout_plan import FreeBorder, LayoutPlan
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem, planning_problem
 from sdy_jax.lowering.planner.problem.program_model import Chosen, ProgramModel
-from sdy_jax.lowering.planner.search.baseline import starting_proposal
+from sdy_jax.lowering.planner.search.baseline import baseline_of
 from sdy_jax.lowering.planner.search.memory_search import (
     PRICES,
     MemoryBudget,
@@ -78,10 +78,10 @@ def _is_same(program: PlanningProblem, layout: int, sharding: TensorSharding) ->
     return program.table.shardings[layout].same_layout_as(sharding)
 
 
-# The best choice of layouts where work has a price: it rises until ops perform hardly more than in the proposal.
+# The best choice of layouts where work has a price: it rises until ops perform hardly more than in the baseline.
 
 _WORTH = 1 / 16
-"""The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
+"""The share of what the baseline's reshards cost on average that another one has to save: each is time to compile, and
 latency that a model of bytes does not know. Measured (2026-11, `scripts/bench_bytes`): without it a transformer's step
 with replicated weights on 2 x 4 has 94 collectives, with it 77 for 0.6 percent more cost. Half as much would have the
 data-parallel step of twelve flax layers compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent
@@ -89,7 +89,7 @@ less."""
 
 _LATENCIES = 0.25
 """The latencies that it has to save at most, where the model knows them. Measured (2026-11, `scripts/bench_models`):
-the proposal for an 8B model on 256 chips moves whole activations, 0.1 s each on average; a sixteenth of that for each
+the baseline for an 8B model on 256 chips moves whole activations, 0.1 s each on average; a sixteenth of that for each
 gather of a layer had stacks gathered before the loops, which held twice of what a chip has."""
 
 _LEAST_WORTH = 2048.0
@@ -132,16 +132,17 @@ def _worthless_from(model: ProgramModel, start: Chosen, found: Chosen) -> float:
     return 1 + (model.cost(start) - model.cost(found)) / more if more > 0 else 1.0
 
 
-# The search for the layouts of a program: copies of it are partitioned, the first as it is proposed, others by plans.
+# The search for the layouts of a program: copies of it are partitioned, the first op by op (the baseline), others by
+# plans.
 #
 # See docs/explanation/planner.md#from-choice-to-program.
 
 _LEAST_GAIN = 0.005
-"""The share of what the proposal sends that a plan has to save in all. Guessed: a reader looks for few differences,
+"""The share of what the baseline sends that a plan has to save in all. Guessed: a reader looks for few differences,
 each with its reason; with less, plans differ from what propagation said for nothing that a clock shows."""
 
 _TOLERATED = 0.01
-"""The share of what the proposal holds that a plan may hold more, on devices whose memory is not known. Guessed: the
+"""The share of what the baseline holds that a plan may hold more, on devices whose memory is not known. Guessed: the
 estimate is no better than that; with none, plans that save much are refused for some kilobytes."""
 
 _HOLDING = 0.04
@@ -152,7 +153,7 @@ before it."""
 
 
 class LayoutSearch:
-    """The trials over copies of a prepared program; the first one proposes.
+    """The trials over copies of a prepared program; the first one is the baseline.
 
     Args:
         graph: the program.
@@ -169,10 +170,10 @@ class LayoutSearch:
         incumbent: float = math.inf,
     ):
         self.graph, self._border, self._incumbent = graph, border, incumbent
-        self._start = start = starting_proposal(graph, setting)
+        self._start = start = baseline_of(graph, setting)
         self.setting, self.costs, self.policy = start.setting, setting.costs, setting.policy
-        self.proposed = PartitionedProgram(start.proposal, self.setting, limit=lambda: self.limit)
-        self.mesh = start.proposal.mesh
+        self.baseline = PartitionedProgram(start.placed, self.setting, limit=lambda: self.limit)
+        self.mesh = start.placed.mesh
 
     def of(self, graph: Graph, incumbent: float = math.inf) -> LayoutSearch:
         """The trials over another form of the program; `incumbent`: the cost of a program that fits."""
@@ -184,21 +185,21 @@ class LayoutSearch:
         main = main_function(copy)
         set_function_shardings(main, "arg_attrs", plan.border.arguments)
         set_function_shardings(main, "res_attrs", plan.border.results)
-        proposal = Partitioner(Graph(copy), self.setting, plan).run()
-        return PartitionedProgram(proposal, self.setting, plan, lambda: self.limit)
+        placed = Partitioner(Graph(copy), self.setting, plan).run()
+        return PartitionedProgram(placed, self.setting, plan, lambda: self.limit)
 
     @cached_property
     def limit(self) -> float:
         """The bytes that a device may hold."""
         if self.setting.available:
             return self.setting.limit
-        return (1 + _TOLERATED) * self.proposed.peak.total
+        return (1 + _TOLERATED) * self.baseline.peak.total
 
     def saved(self, trial: PartitionedProgram) -> float:
-        """What a trial saves of what the proposal costs beside what is hidden, and holds."""
-        proposed = self.proposed
-        byte = self.budget.byte(min(trial.cost, proposed.cost))
-        return proposed.exposed - trial.exposed + byte * (proposed.peak.total - trial.peak.total)
+        """What a trial saves of what the baseline costs beside what is hidden, and holds."""
+        baseline = self.baseline
+        byte = self.budget.byte(min(trial.cost, baseline.cost))
+        return baseline.exposed - trial.exposed + byte * (baseline.peak.total - trial.peak.total)
 
     @cached_property
     def budget(self) -> MemoryBudget:
@@ -213,15 +214,15 @@ class LayoutSearch:
         return self._start.can_be_planned
 
     @property
-    def _proposed_fits(self) -> bool:
-        """Whether the proposal keeps within the limit. Where no memory is known that is by what it holds itself, which
+    def _baseline_fits(self) -> bool:
+        """Whether the baseline keeps within the limit. Where no memory is known that is by what it holds itself, which
         need not be counted: a tenth of the time of planning a flax step of 12 layers (2026-11)."""
-        return not self.setting.available or self.budget.fits(self.proposed)
+        return not self.setting.available or self.budget.fits(self.baseline)
 
     @cached_property
     def least_gain(self) -> float:
         """What a plan has to save."""
-        return _LEAST_GAIN * self.proposed.sending
+        return _LEAST_GAIN * self.baseline.sending
 
     @property
     def _latency(self) -> float:
@@ -230,7 +231,7 @@ class LayoutSearch:
         return max([self.costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
 
     def found(self, prices: int = PRICES) -> list[PartitionedProgram]:
-        """All trials that were tried, the proposal first, which is alone where it sends nothing and fits.
+        """All trials that were tried, the baseline first, which is alone where it sends nothing and fits.
 
         Args:
             prices: of holding, that are tried at most where the cheapest one does not fit.
@@ -238,18 +239,18 @@ class LayoutSearch:
         Raises:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
         """
-        layouts = self.proposed.proposal.layouts
-        if self.policy.memory is not None and (peak := self.proposed.peak).border > self.limit:
+        layouts = self.baseline.placed.layouts
+        if self.policy.memory is not None and (peak := self.baseline.peak).border > self.limit:
             raise border_too_large(self.graph, layouts, peak.total, self.setting.inputs, self.mesh, self.limit)
-        must_plan = self.proposed.sends or not self._proposed_fits
-        return self.planned(prices) if must_plan else [self.proposed]
+        must_plan = self.baseline.sends or not self._baseline_fits
+        return self.planned(prices) if must_plan else [self.baseline]
 
     def planned(self, prices: int = PRICES) -> list[PartitionedProgram]:
-        """The trials by plans that were tried, the proposal first. Where the model promises little it is alone."""
+        """The trials by plans that were tried, the baseline first. Where the model promises little it is alone."""
         if not self.can_be_planned or self._tried is None:
-            return [self.proposed]
+            return [self.baseline]
         trials = self._tried.at_prices(prices)
-        if not self._least_worth or self.allowed(trials) not in ([], [self.proposed]) or self._tried_for_less is None:
+        if not self._least_worth or self.allowed(trials) not in ([], [self.baseline]) or self._tried_for_less is None:
             return trials
         return self._tried_for_less.at_prices(prices)
 
@@ -271,19 +272,19 @@ class LayoutSearch:
 
     def _tried_where(self, least_worth: float) -> ProgramsTried | None:
         """Those where a collective has to save so much, at least, where no latency is known."""
-        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
+        program = planning_problem(self.graph, self.baseline.placed, self.setting, self._start.atoms, self._border)
         choices = Choices(program, self.policy.effort or math.inf)
         best = best_choice(choices, self._latency, least_worth)
-        if self._proposed_fits and program.saved(best) < self.least_gain:
+        if self._baseline_fits and program.saved(best) < self.least_gain:
             return None
-        return ProgramsTried(choices, best, self.proposed, self.budget, self.trial)
+        return ProgramsTried(choices, best, self.baseline, self.budget, self.trial)
 
     def keeping(self, kept: LayoutPlan) -> PartitionedProgram | None:
         """The best trial of those in which some ops run as they are planned, as far as they may; None where it does not
         fit on a device whose memory is known, or the program is on too many axes."""
         if not self.can_be_planned:
             return None
-        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._start.atoms, self._border)
+        program = planning_problem(self.graph, self.baseline.placed, self.setting, self._start.atoms, self._border)
         with keeping(program, kept) as chosen_of:
             choices = Choices(program, self.policy.effort or math.inf)
             best = chosen_of(best_choice(choices, self._latency, self._least_worth))
@@ -291,7 +292,7 @@ class LayoutSearch:
         return trial if self.budget.fits(trial) or not self.setting.available else None
 
     def fitting(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
-        """Those that keep within the limit, and where the proposal does, by a model of time, send little more, and only
+        """Those that keep within the limit, and where the baseline does, by a model of time, send little more, and only
         to save time; if there are none, and the limit is what devices have, the one that holds least.
 
         Raises:
@@ -307,13 +308,13 @@ class LayoutSearch:
 
     def allowed(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more than they may; perhaps none."""
-        if list(trials) == [self.proposed]:
-            return [self.proposed] if self._proposed_fits else []
-        return [trial for trial in trials if self.budget.allows(trial, self.proposed)]
+        if list(trials) == [self.baseline]:
+            return [self.baseline] if self._baseline_fits else []
+        return [trial for trial in trials if self.budget.allows(trial, self.baseline)]
 
     def best(self, fitting: Sequence[PartitionedProgram]) -> PartitionedProgram:
-        """The best of the trials that fit; the proposal, where no other one saves enough."""
+        """The best of the trials that fit; the baseline, where no other one saves enough."""
         if len(fitting) == 1:
             return fitting[0]
         best = self.budget.best(fitting)
-        return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best
+        return self.baseline if self.baseline in fitting and self.saved(best) < self.least_gain else best

@@ -19,7 +19,7 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.type_text import bytes_text, type_text
 from sdy_jax.lowering.planner.memory.live_ranges import Peak
-from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlannedUse, ProposedLayouts
+from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlacedLayouts, PlannedUse
 from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem
 from sdy_jax.lowering.planner.problem.program_model import Chosen
 from sdy_jax.lowering.planner.search.held_copies import freed_gaps, held_copies, live_without, numbered_uses, place_uses
@@ -39,7 +39,7 @@ class MemoryBudget(NamedTuple):
 
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
     program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send little more than
-    the proposal, where that fits, and only to save time: a model of time says what it saves, but not what it costs
+    the baseline, where that fits, and only to save time: a model of time says what it saves, but not what it costs
     others on the links. `incumbent`: the cost of a program that fits.
     """
 
@@ -62,11 +62,11 @@ class MemoryBudget(NamedTuple):
         """Whether a trial costs more than the incumbent."""
         return trial.cost > self.incumbent
 
-    def allows(self, trial: PartitionedProgram, proposed: PartitionedProgram) -> bool:
-        """Whether a trial may be chosen, beside the proposal: it fits, and sends no more than may be."""
+    def allows(self, trial: PartitionedProgram, baseline: PartitionedProgram) -> bool:
+        """Whether a trial may be chosen, beside the baseline: it fits, and sends no more than may be."""
         if not self.fits(trial):
             return False
-        return not (self.saves_bytes and self.fits(proposed) and trial.sends_too_much_beside(proposed))
+        return not (self.saves_bytes and self.fits(baseline) and trial.sends_too_much_beside(baseline))
 
     def best(self, trials: Sequence[PartitionedProgram]) -> PartitionedProgram:
         """The trial that costs least beside what is hidden, with a little for what it holds."""
@@ -108,7 +108,7 @@ def too_large(peak: Peak, limit: float) -> MemoryLimitError:
 
 
 def border_too_large(
-    graph: Graph, layouts: ProposedLayouts, held: float, inputs: Sequence[str], mesh: Mesh, limit: float
+    graph: Graph, layouts: PlacedLayouts, held: float, inputs: Sequence[str], mesh: Mesh, limit: float
 ) -> MemoryLimitError:
     """The error for a program whose arguments and results alone hold more than the limit.
 
@@ -229,7 +229,7 @@ FollowPlan = Callable[[LayoutPlan], PartitionedProgram]
 class ProgramsTried:
     """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising prices of holding
     until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it: those
-    that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, trials at falling
+    that hold less cost more. Where it fits, but sends more bytes than the baseline to save work, trials at falling
     prices of work if it may not; and where it holds much of a device's memory, trials by what is best if holding has
     its small price.
 
@@ -240,12 +240,12 @@ class ProgramsTried:
         self,
         choices: Choices,
         best: Chosen,
-        proposed: PartitionedProgram,
+        baseline: PartitionedProgram,
         budget: MemoryBudget,
         partitioned: FollowPlan,
     ):
         self._kept: list[PartitionedProgram] = []
-        search = _MemorySearch(choices, proposed, budget, partitioned, self._kept)
+        search = _MemorySearch(choices, baseline, budget, partitioned, self._kept)
         self._further = search.run(best)
         self._per_price: list[list[PartitionedProgram]] = []
         """Per price, the trials until then."""
@@ -267,15 +267,15 @@ class _MemorySearch:
     def __init__(
         self,
         choices: Choices,
-        proposed: PartitionedProgram,
+        baseline: PartitionedProgram,
         budget: MemoryBudget,
         partitioned: FollowPlan,
         kept: Sequence[PartitionedProgram],
     ):
         self._choices, self._program = choices, choices.program
-        self._proposed, self._budget, self._partitioned = proposed, budget, partitioned
+        self._baseline, self._budget, self._partitioned = baseline, budget, partitioned
         self._kept = kept
-        self.trials: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
+        self.trials: dict[object, PartitionedProgram] = {tuple(self._program.start): baseline}
 
     def run(self, best: Chosen) -> Iterator[list[PartitionedProgram]]:
         """The trials that were made until after each price of holding, from the best choice on if it costs nothing."""
@@ -286,7 +286,7 @@ class _MemorySearch:
         if not self._budget.fits(trial):
             yield from (list(self.trials.values()) for _ in self._raise_prices(best, trial))
             return
-        if not self._budget.allows(trial, self._proposed):
+        if not self._budget.allows(trial, self._baseline):
             best, trial = self._send_less(best, trial)
         is_full = self._budget.memory and trial.peak.total > _FULL * self._budget.memory
         if is_full and sum(len(node.candidates) for node in self._program.model.nodes) < _MANY:
@@ -296,7 +296,7 @@ class _MemorySearch:
     @cached_property
     def _timed(self) -> PlanningProblem:
         """The program, whose model knows when values are needed. Most programs fit, and nobody asks."""
-        place_uses(self._program, self._proposed.setting.target.compiler.fusion)
+        place_uses(self._program, self._baseline.setting.target.compiler.fusion)
         return self._program
 
     def follow(self, chosen: Chosen) -> PartitionedProgram:
@@ -327,9 +327,9 @@ class _MemorySearch:
 
     def _forget(self) -> None:
         """Forgets the trials that will not be chosen, whatever comes: each is a copy of the program."""
-        trials, budget, proposed = list(self.trials.values()), self._budget, self._proposed
-        kept = [proposed, min(trials, key=lambda trial: trial.peak.total), *self._kept]
-        kept += budget.candidates([trial for trial in trials if budget.allows(trial, proposed)])
+        trials, budget, baseline = list(self.trials.values()), self._budget, self._baseline
+        kept = [baseline, min(trials, key=lambda trial: trial.peak.total), *self._kept]
+        kept += budget.candidates([trial for trial in trials if budget.allows(trial, baseline)])
         for trial in trials:
             if not any(trial is other for other in kept):
                 trial.forget()
@@ -383,7 +383,7 @@ class _MemorySearch:
             program.model.price_work(_CHEAPER**-number)
             chosen = self._choices.improved(chosen)
             trial = self.follow(chosen)
-            if not trial.sends_too_much_beside(self._proposed):
+            if not trial.sends_too_much_beside(self._baseline):
                 break
         return chosen, trial
 
@@ -401,8 +401,8 @@ class _MemorySearch:
 
     def _first_prices(self, trial: PartitionedProgram) -> PerOp:
         """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
-        tight, costs = self._tight(trial), self._proposed.setting.costs
-        slowest = min([costs.bandwidth_of(axis.name) for axis in self._proposed.proposal.mesh.axes], default=1.0)
+        tight, costs = self._tight(trial), self._baseline.setting.costs
+        slowest = min([costs.bandwidth_of(axis.name) for axis in self._baseline.placed.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
 
     def _tight(self, trial: PartitionedProgram) -> PerOp:

@@ -20,7 +20,7 @@ from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
 from sdy_jax.lowering.planner.placement.collectives import is_user_collective
 from sdy_jax.lowering.planner.problem.candidates import Candidate
-from sdy_jax.lowering.planner.problem.layout_plan import BorderLayouts, LayoutPlan, PlannedUse, Proposal
+from sdy_jax.lowering.planner.problem.layout_plan import BorderLayouts, LayoutPlan, PlacedProgram, PlannedUse
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.problem.planning_problem import FREE, PlanningProblem
 from sdy_jax.lowering.planner.problem.program_model import Chosen
@@ -48,7 +48,7 @@ class PartitionedProgram:
     """A copy of the program as a partitioner left it, by a plan where there was one, with what it was planned with. One
     that will not be chosen may be forgotten: its figures stay, its copy of the program goes."""
 
-    proposal: Proposal
+    placed: PlacedProgram
     setting: Setting
     plan: LayoutPlan | None = None
     limit: Callable[[], float] = lambda: math.inf
@@ -57,7 +57,7 @@ class PartitionedProgram:
     @cached_property
     def cost(self) -> float:
         """What collectives and each device's own work cost."""
-        return self.proposal.report.work + self.sending
+        return self.placed.report.work + self.sending
 
     @cached_property
     def exposed(self) -> float:
@@ -67,17 +67,17 @@ class PartitionedProgram:
     @cached_property
     def overlap(self) -> Overlap:
         """Which collectives run beside work."""
-        return overlap_of(self.proposal, self.setting, lambda: self.limit() - self.peak.total)
+        return overlap_of(self.placed, self.setting, lambda: self.limit() - self.peak.total)
 
     @cached_property
     def peak(self) -> Peak:
         """What a device holds at most."""
-        return peak_of(self.proposal.partitioned, self.setting.target)
+        return peak_of(self.placed.partitioned, self.setting.target)
 
     @property
     def sends(self) -> bool:
         """Whether anything is sent that the program does not send itself."""
-        records = self.proposal.report.collectives
+        records = self.placed.report.collectives
         return any(record.wire_bytes and record.origin == "partitioner" for record in records)
 
     @cached_property
@@ -87,18 +87,18 @@ class PartitionedProgram:
 
     def sending_of(self, origins: Collection[str]) -> float:
         """What the collectives of some origins cost."""
-        records = self.proposal.report.collectives
+        records = self.placed.report.collectives
         return self._times.of(record for record in records if record.origin in origins)
 
     @cached_property
     def _times(self) -> CollectiveTimes:
-        proposal = self.proposal
-        return CollectiveTimes(proposal.partitioned, proposal.inserted, self.setting.costs, proposal.mesh)
+        placed = self.placed
+        return CollectiveTimes(placed.partitioned, placed.inserted, self.setting.costs, placed.mesh)
 
     @cached_property
     def sent(self) -> float:
         """The bytes that a device sends."""
-        return sum([record.wire_bytes * record.estimated_times for record in self.proposal.report.collectives])
+        return sum([record.wire_bytes * record.estimated_times for record in self.placed.report.collectives])
 
     def sends_too_much_beside(self, other: PartitionedProgram) -> bool:
         """Whether a device sends more bytes than by another plan, and more than the time that this saves is worth."""
@@ -109,19 +109,19 @@ class PartitionedProgram:
 
     def forget(self) -> None:
         """Keeps what it costs and holds, and lets the copy of the program go."""
-        if hasattr(self, "proposal"):
+        if hasattr(self, "placed"):
             _ = self.cost, self.exposed, self.sending, self.sent, self.live
             self.peak = replace(self.peak, live=(), at=())
-            for graph in (self.proposal.graph, self.proposal.partitioned):
+            for graph in (self.placed.graph, self.placed.partitioned):
                 graph.take_apart()
-            del self.proposal, self._times
+            del self.placed, self._times
             self.__dict__.pop("overlap", None)
 
     @cached_property
     def live(self) -> PerOp:
         """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
-        found, most = np.zeros(len(self.proposal.graph.ops)), 0.0
-        numbers = self.proposal.remaining
+        found, most = np.zeros(len(self.placed.graph.ops)), 0.0
+        numbers = self.placed.remaining
         for op, live in self.peak.at:
             most = max(most, live)
             if op in numbers:
@@ -153,7 +153,7 @@ class _Reader:
         """How ops run."""
         found = dict[int, Decision]()
         for number, node in self._program.decided.items():
-            candidate, decision = self._candidate(node), self._program.proposed.decided[number]
+            candidate, decision = self._candidate(node), self._program.baseline.decided[number]
             taken = tuple([self._shardings[layout] for layout in candidate.layouts[: len(decision.shardings)]])
             found[number] = decision._replace(shardings=taken, inside=candidate.inside, strategy=candidate.strategy)
         return found
@@ -173,7 +173,7 @@ class _Reader:
 
     def user_collectives(self) -> Iterator[tuple[int, TensorSharding]]:
         """The layouts of operands of the user's collectives, which run as they do in the walk."""
-        for number, shardings in self._program.proposed.fixed.items():
+        for number, shardings in self._program.baseline.fixed.items():
             if is_user_collective(self._program.graph.ops[number]):
                 yield number, shardings[0]
 
@@ -195,7 +195,7 @@ class _Reader:
 
     def shared(self) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""
-        numbers, decided = self._program.numbers, self._program.proposed.decided
+        numbers, decided = self._program.numbers, self._program.baseline.decided
         for value, number in self._program.values.items():
             op = value.defining_op
             if op is None or op.name in COMPUTATIONS or not (numbers[op] in decided or is_data_flow(op)):

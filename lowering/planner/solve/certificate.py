@@ -228,9 +228,9 @@ def _array(rows: Iterable[Sequence[float]]) -> Costs:
 
 # What choices of layouts are worth: clusters of nodes that changed together, and the price of each.
 #
-# A *cluster* is nodes that run otherwise than in the proposal and are connected by values that now go from one to the
+# A *cluster* is nodes that run otherwise than in the baseline and are connected by values that now go from one to the
 # other for free: one reason serves all of them. Its worth is what the program costs more if the cluster is as
-# proposed and its surroundings make the best of that. See docs/explanation/planner.md#questions.
+# in the baseline and its surroundings make the best of that. See docs/explanation/planner.md#questions.
 
 NEAR = 300
 """Nodes around a cluster, or a freed node, that may change with it: some five layers of a transformer. Guessed: with
@@ -313,7 +313,7 @@ def improved_near(model: ProgramModel, chosen: Sequence[int], near: Collection[i
 def set_back(
     model: ProgramModel, start: Sequence[int], chosen: Sequence[int], cluster: Collection[int], moves: Sequence[Move]
 ) -> Chosen:
-    """The choice with a cluster as in the proposal, and the best that was found around it."""
+    """The choice with a cluster as in the baseline, and the best that was found around it."""
     back, members = list(chosen), set(cluster)
     for node in members:
         back[node] = start[node]

@@ -27,7 +27,7 @@ _ROUNDS = 10
 
 LEAST = 1e-9
 """The share of the program's cost below which nothing is changed. Given: the rounding of sums, so that ties keep the
-proposal."""
+baseline."""
 
 
 def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move], cost: float) -> Chosen:

@@ -74,10 +74,10 @@ class ChosenLayout:
 
     values: str
     chosen: str
-    proposed: str
+    baseline: str
 
     def __str__(self) -> str:
-        return f"{self.chosen} instead of {self.proposed}: {self.values}"
+        return f"{self.chosen} instead of {self.baseline}: {self.values}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,18 +448,18 @@ class LayoutReasons:
         seen, found = self.seen, dict[tuple[str, str, str], dict[str, None]]()
         for number in numbers:
             types = (self._type(number, seen.made(number, choice)) for choice in (seen.chosen, seen.start))
-            chosen, proposed = types
+            chosen, baseline = types
             what, _, where = self._prices.name(number).removeprefix("the result of ").rpartition(" at ")
-            found.setdefault((where, chosen, proposed), {})[what or where] = None
-        for (where, chosen, proposed), names in found.items():
-            yield ChosenLayout(f"{listed(list(names))} at {where}", chosen, proposed)
+            found.setdefault((where, chosen, baseline), {})[what or where] = None
+        for (where, chosen, baseline), names in found.items():
+            yield ChosenLayout(f"{listed(list(names))} at {where}", chosen, baseline)
 
     def _taken(self, number: int) -> ChosenLayout:
-        chosen, proposed = (
+        chosen, baseline = (
             " and ".join(dict.fromkeys(self._type(number, layout) for layout in self.seen.taken(number, choice)))
             for choice in (self.seen.chosen, self.seen.start)
         )
-        return ChosenLayout(f"{self._prices.name(number)} as its users take it", chosen, proposed)
+        return ChosenLayout(f"{self._prices.name(number)} as its users take it", chosen, baseline)
 
     def _type(self, number: int, layout: TensorSharding) -> str:
         value = self.seen.values[number]

@@ -83,7 +83,7 @@ class _Columns:
             "blocked": [[each.type, each.line, each.dim, each.parts, each.bytes] for each in record.blocked],
             "pipelines": list(map(_pipeline, record.pipelines)),
             "tried": [[t.microbatches, t.lines, t.time, t.peak, t.fits, t.chosen] for t in record.tried],
-            "layouts": [record.layouts.sent, record.layouts.proposed_sent] if record.layouts is not None else None,
+            "layouts": [record.layouts.sent, record.layouts.baseline_sent] if record.layouts is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
         # The tables come last: what is above fills them.

@@ -263,13 +263,13 @@ def _too_large(record: PlanRecord) -> Iterator[str]:
 
 def _slower(record: PlanRecord) -> Iterator[str]:
     layouts, memory = record.layouts, record.memory
-    if layouts is None or layouts.exposed <= (1 + _SLOWER) * layouts.proposed_exposed or memory is None:
+    if layouts is None or layouts.exposed <= (1 + _SLOWER) * layouts.baseline_exposed or memory is None:
         return
-    is_over = memory.available and layouts.proposed_held > memory.available
+    is_over = memory.available and layouts.baseline_held > memory.available
     of = f" of {bytes_text(memory.available)}" if is_over else ""
     yield (
-        f"slower than op by op around the propagated layouts, {layouts.exposed / layouts.proposed_exposed:.2f} of the "
-        f"time: these would hold {bytes_text(layouts.proposed_held)}{of}, this plan {bytes_text(memory.peak)}"
+        f"slower than op by op around the propagated layouts, {layouts.exposed / layouts.baseline_exposed:.2f} of the "
+        f"time: these would hold {bytes_text(layouts.baseline_held)}{of}, this plan {bytes_text(memory.peak)}"
     )
 
 

@@ -28,7 +28,7 @@ _STATED, _TABLE = 8.0, 10.0
 and the others are short."""
 
 _OTHER_WORK = 0.01
-"""The share of its work from which on a plan says that it does another amount than the proposal. Chosen: it prints as a
+"""The share of its work from which on a plan says that it does another amount than the baseline. Chosen: it prints as a
 percent."""
 
 _REPEATED, _REPEATED_SHARE = 1e6, 0.01
@@ -103,7 +103,7 @@ def layouts_section(record: PlanRecord) -> Section:
     rows = [
         (
             change.chosen,
-            f"for {change.proposed}"
+            f"for {change.baseline}"
             + count_text(change.count)
             + (f", stated {change.stated}" if change.stated else ""),
             change.line,
@@ -116,13 +116,13 @@ def layouts_section(record: PlanRecord) -> Section:
 def _layout_headline(unit: str, layouts: RecordedLayouts) -> str:
     """What the plan sends, what the op by op plan around the propagated layouts does, and the bound, where that is
     known soon; and the devices' own work, where it differs."""
-    amounts = [("estimated", layouts.sent), ("propagated", layouts.proposed_sent)]
+    amounts = [("estimated", layouts.sent), ("propagated", layouts.baseline_sent)]
     if layouts.bound is not None:
         amounts.append(("bound", layouts.bound))
     texts = [f"{name} {amount_text(unit, amount)}" for name, amount in amounts]
-    work, proposed_work = layouts.cost - layouts.sent, layouts.proposed_cost - layouts.proposed_sent
-    if abs(work - proposed_work) > _OTHER_WORK * proposed_work > 0:
-        texts.append(f"{work / proposed_work:.2f} of the work")
+    work, baseline_work = layouts.cost - layouts.sent, layouts.baseline_cost - layouts.baseline_sent
+    if abs(work - baseline_work) > _OTHER_WORK * baseline_work > 0:
+        texts.append(f"{work / baseline_work:.2f} of the work")
     if layouts.bound is None:
         texts.append("plan.bound says the least")
     return f"layouts: global ({', '.join(texts)})"

@@ -72,13 +72,13 @@ def recorded_layouts(
     """The layouts of a program as data.
 
     Args:
-        plan: what was chosen; None where it stayed as it was proposed: `decided`, of ops by their numbers.
+        plan: what was chosen; None where it stayed as the baseline: `decided`, of ops by their numbers.
         ops: of the program as it was about to be partitioned; none where it is not at hand.
         mesh_name: the program's mesh.
     """
     if plan is None:
-        proposed = _OpChoices(LayoutPlan(decided or {}, {}, {}), mesh_name)
-        return RecordedLayoutPlan(ops=tuple([proposed.of(number, op) for number, op in enumerate(ops)]))
+        choices = _OpChoices(LayoutPlan(decided or {}, {}, {}), mesh_name)
+        return RecordedLayoutPlan(ops=tuple([choices.of(number, op) for number, op in enumerate(ops)]))
     choices = _OpChoices(plan, mesh_name)
     count = len(ops) or 1 + max(
         [*plan.ops, *plan.edges, *plan.user_collectives, *(n for n, _ in plan.shared)], default=-1

@@ -130,7 +130,7 @@ class RecordedChange:
     the line, the bytes of the global value, and how many are alike."""
 
     chosen: str
-    proposed: str
+    baseline: str
     stated: str
     line: str
     bytes: float
@@ -144,15 +144,15 @@ class RecordedLayouts:
     without what is hidden, and the bytes that a device would hold op by op, where that would take less."""
 
     cost: float
-    proposed_cost: float
+    baseline_cost: float
     sent: float
-    proposed_sent: float
+    baseline_sent: float
     bound: float | None
     changed: tuple[RecordedChange, ...] = ()
     repeating: str = ""
     exposed: float = 0.0
-    proposed_exposed: float = 0.0
-    proposed_held: float = 0.0
+    baseline_exposed: float = 0.0
+    baseline_held: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,16 +279,16 @@ def _layouts(plan: Answers, choice: LayoutChoice, tensors: Tensors) -> RecordedL
         key = *_types(change, tensors), change.stated, short_source(change.source)
         found.setdefault(key, []).append(math.prod(change.shape) * itemsize(change.dtype))
     changed = [RecordedChange(*key, sum(each), len(each)) for key, each in found.items()]
-    costs = choice.cost, choice.proposed_cost, choice.sent, choice.proposed_sent
+    costs = choice.cost, choice.baseline_cost, choice.sent, choice.baseline_sent
     bound = None if plan.findings.bound is None else min(choice.sent, plan.findings.bound)
-    beside = choice.exposed, choice.proposed_exposed, choice.proposed_held
+    beside = choice.exposed, choice.baseline_exposed, choice.baseline_held
     return RecordedLayouts(*costs, bound, tuple(changed), plan.findings.repeating, *beside)
 
 
 def _types(change: ChangedLayout, tensors: Tensors) -> tuple[str, str]:
     return (
         tensors.type(change.dtype, change.shape, change.chosen),
-        tensors.type(change.dtype, change.shape, change.proposed),
+        tensors.type(change.dtype, change.shape, change.baseline),
     )
 
 

@@ -14,8 +14,8 @@ LATENCY = 1e6
 
 def waits(program):
     """How often the walk's program waits, in latencies of one collective."""
-    records = [r for r in program.proposal.report.collectives if r.wire_bytes]
-    return len(records), (program.proposed.sending - sum(r.wire_bytes for r in records)) / LATENCY
+    records = [r for r in program.placed.report.collectives if r.wire_bytes]
+    return len(records), (program.baseline.sending - sum(r.wire_bytes for r in records)) / LATENCY
 
 
 def programs(function, args, in_shardings):

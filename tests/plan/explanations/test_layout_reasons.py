@@ -129,7 +129,7 @@ def test_on_several_axes_the_bound_is_for_those_who_ask():
     assert 0 < plan.bound <= plan.layouts.sent
 
 
-def test_a_plan_that_stays_as_proposed_says_that_too():
+def test_a_plan_that_stays_as_the_baseline_says_that_too():
     plan = plan_of(jnp.sum, shapes((64, 32)), mesh=LINE, in_shardings=P("x"))
     assert "layouts: global (estimated 7 B, propagated 7 B, bound 7 B)" in str(plan)
 

@@ -123,7 +123,7 @@ def test_limits_on_two_axes():
 
 
 def test_a_device_s_memory_is_the_limit_where_it_is_known():
-    """The larger of it and of what the proposal holds."""
+    """The larger of it and of what the baseline holds."""
     blocks, arguments, spec = PROGRAMS["scanned"]
     propagated = sdy.partition(step_of(blocks), mesh=LINE, **specs(spec)).plan(*arguments)
 
@@ -139,10 +139,10 @@ def test_a_device_s_memory_is_the_limit_where_it_is_known():
             )
         return sum(c.total_wire_bytes for c in report.collectives), peak_of(Graph(module)).total
 
-    proposal = found(layouts="local")[1]
+    baseline = found(layouts="local")[1]
     known, unknown = (found("global", memory) for memory in (2.0**30, 0.0))
     assert known[0] < unknown[0]
-    assert unknown[1] <= 1.01 * proposal < known[1]
+    assert unknown[1] <= 1.01 * baseline < known[1]
 
 
 def copy(name, cost, size, *uses):

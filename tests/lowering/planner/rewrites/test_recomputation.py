@@ -225,9 +225,9 @@ def test_stacks_that_are_not_written_yet_have_no_price():
     module = plan.stages["recomputed"].clone().operation
     with module.context, ir.Location.unknown(module.context):
         graph, setting = Graph(module), Setting(plan.program.mesh_name, plan.costs)
-        proposal = Partitioner(Graph(module.clone().operation), setting).run()
-        atoms = proposal.layouts.atoms(proposal.mesh, {})
-        problem = planning_problem(graph, proposal, setting, atoms)
+        placed = Partitioner(Graph(module.clone().operation), setting).run()
+        atoms = placed.layouts.atoms(placed.mesh, {})
+        problem = planning_problem(graph, placed, setting, atoms)
     stacks = [op.results[0] for op in graph.ops if op.name == "stablehlo.constant" and op.results[0].rank]
     assert stacks and {problem.values[stack] for stack in stacks} == {FREE}
 

@@ -77,11 +77,11 @@ def test_large_programs_are_planned_along_whole_axes(monkeypatch):
 
 
 def test_a_coarse_search_does_not_cut_axes_first(monkeypatch):
-    cut, propose = [], baseline._proposed
+    cut, place = [], baseline._baseline
     monkeypatch.setattr(
         baseline,
-        "_proposed",
-        lambda graph, setting: cut.append(setting.cuts is None) or propose(graph, setting),
+        "_baseline",
+        lambda graph, setting: cut.append(setting.cuts is None) or place(graph, setting),
     )
     monkeypatch.setattr(baseline, "_LARGE", 1)
     planned(attention, *arguments())
@@ -100,7 +100,7 @@ def planned_along_whole_axes():
         return planned(attention, *arguments())
 
 
-def test_questions_are_answered_from_the_same_proposal(few_parts):
+def test_questions_are_answered_from_the_same_baseline(few_parts):
     plan = planned(attention, *arguments(batch=64))
     assert plan.layouts.chosen
     assert str(plan.why("x"))

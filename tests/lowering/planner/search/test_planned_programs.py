@@ -41,7 +41,7 @@ def checked(function, args, mesh, in_shardings, out_shardings=None, bypassed=Fal
     assert sum(each.total_wire_bytes for each in plan.collectives) == compiled.wire_bytes
     program = Program(function, args, mesh, in_shardings, out_shardings)
     emitted = program.walked_by_plan().cost
-    assert emitted <= program.proposed.cost * (1 + 1e-9)
+    assert emitted <= program.baseline.cost * (1 + 1e-9)
     choice = best_choice(Choices(program.modelled))
     program.model.charge_each_reshard(0.0)  # what a reshard has to save is in no program, nor is a price of work
     program.model.price_work(1.0)

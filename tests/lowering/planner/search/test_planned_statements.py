@@ -30,7 +30,7 @@ def planned(function, args, mesh, in_shardings, out_shardings=None):
     """The plan for the whole program, run and compared with the plain function; it sends no more than op by op."""
     options = {"mesh": mesh, "in_shardings": in_shardings, "out_shardings": out_shardings, "rtol": 1e-4}
     local, whole = (assert_same(function, *args, layouts=layouts, **options) for layouts in ("local", "global"))
-    assert whole.layouts.cost <= whole.layouts.proposed_cost
+    assert whole.layouts.cost <= whole.layouts.baseline_cost
     assert whole.wire_bytes <= local.wire_bytes
     return whole
 

@@ -1,4 +1,4 @@
-"""What a proposal holds is counted where a limit depends on it, and not where it is alone and no memory is known."""
+"""What a baseline holds is counted where a limit depends on it, and not where it is alone and no memory is known."""
 
 import jax
 import jax.numpy as jnp

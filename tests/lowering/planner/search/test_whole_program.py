@@ -48,7 +48,7 @@ ROWS, COLUMNS = (AxisRef("x"),), (AxisRef("y"),)
 def test_the_walk_s_own_choices_emit_no_more_than_it_did(name):
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    assert program.walked_by_its_own_choices().cost <= program.proposed.cost
+    assert program.walked_by_its_own_choices().cost <= program.baseline.cost
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -82,7 +82,7 @@ def test_numbers_and_costs_of_whole_programs(name):
         layouts: assert_same(function, *drawn, mesh=mesh, in_shardings=in_shardings, rtol=1e-4, layouts=layouts)
         for layouts in ("local", "global")
     }
-    assert found["global"].layouts.cost <= found["global"].layouts.proposed_cost
+    assert found["global"].layouts.cost <= found["global"].layouts.baseline_cost
     assert found["global"].wire_bytes <= found["local"].wire_bytes
 
 
@@ -173,7 +173,7 @@ def test_plans_say_what_was_chosen_and_why():
     spec = P("x")
     f = sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec), layouts="global")
     plan = f.plan([LAYER] * 2, *BATCH)
-    assert plan.layouts.cost < plan.layouts.proposed_cost
+    assert plan.layouts.cost < plan.layouts.baseline_cost
     assert "layouts: global (estimated 77.0 KiB, propagated 112.0 KiB, bound 7" in str(plan)
     line = next(change.source.rsplit("/")[-1] for change in plan.layouts.changed)
     assert "chosen for the whole program" in str(plan.why(line))
@@ -197,7 +197,7 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
 
 
 class Tried:
-    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`, from a proposal of `walks[0]`.
+    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`, from a baseline of `walks[0]`.
     Each try finds the next one, or the one in `order`."""
 
     def __init__(self, monkeypatch, walks, copies=(), order=()):
@@ -255,7 +255,7 @@ class Tried:
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
             setting=SimpleNamespace(costs=sdy.CostModel(), target=Target()),
-            proposal=SimpleNamespace(mesh=SimpleNamespace(axes=())),
+            placed=SimpleNamespace(mesh=SimpleNamespace(axes=())),
         )
 
 
@@ -293,7 +293,7 @@ def test_what_is_forgotten_is_freed_at_once_and_keeps_its_figures(family):
 
 
 def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
-    """Neither the proposal, nor what costs least of what fits, nor what holds least."""
+    """Neither the baseline, nor what costs least of what fits, nor what holds least."""
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
     programs_tried.found(limit=5)
     assert set(programs_tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
@@ -310,7 +310,7 @@ def test_prices_that_were_tried_are_not_tried_again_and_what_was_asked_for_is_ke
     assert trials.at_prices(FEW) == every[: 2 + FEW]
 
 
-def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does_not_send(monkeypatch):
+def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_baseline_does_not_send(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
     programs_tried.talkative = (1, 2)
     assert programs_tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
@@ -324,8 +324,8 @@ def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does
 )
 def test_bytes_are_paid_for_time_alone(sent, exposed, is_too_much):
     """A tenth more of them for a fifth less of it."""
-    trial, proposed = SimpleNamespace(sent=sent, exposed=exposed), SimpleNamespace(sent=10, exposed=8)
-    assert PartitionedProgram.sends_too_much_beside(trial, proposed) == is_too_much
+    trial, baseline = SimpleNamespace(sent=sent, exposed=exposed), SimpleNamespace(sent=10, exposed=8)
+    assert PartitionedProgram.sends_too_much_beside(trial, baseline) == is_too_much
 
 
 def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
@@ -347,13 +347,13 @@ def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(mo
     assert Tried(monkeypatch, walks).found(limit=9, memory=10, holding=1.25)[-1] == (4, 5)
 
 
-def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monkeypatch):
+def test_nothing_is_tried_beyond_what_costs_more_than_a_baseline_that_fits(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (11, 8), (12, 5)])
     assert len(programs_tried.found(limit=5)) == 3
     assert Tried(monkeypatch, [(10, 6), (4, 9), (11, 8), (12, 5)]).found(limit=5)[-1] == (12, 5)
 
 
-def test_a_proposal_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
+def test_a_baseline_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
     programs_tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
     assert programs_tried.found(limit=5)[-1] == (5, 5) and programs_tried.prices[1] > 0
 
@@ -432,7 +432,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
     assert model._held(known, summed, [summed]) == 8 * model._held(known, split, [split])
 
 
-def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
+def test_a_program_that_sends_nothing_in_the_baseline_is_not_planned(monkeypatch):
     """Though devices along an axis that nobody named compute the same."""
     monkeypatch.setattr(layout_search, "planning_problem", None)
     weights, batch = np.ones((64, 16), np.float32), np.ones((32, 64), np.float32)
@@ -450,7 +450,7 @@ def test_a_plan_has_to_save_half_a_percent(monkeypatch):
 
 
 def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
-    """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
+    """Though biases of which there are many cost little on average; and nothing that the model suggests is placed."""
     monkeypatch.setattr(layout_search, "ProgramsTried", None)
 
     def function(layers, x):
@@ -506,7 +506,7 @@ def test_holding_counts_the_bytes_that_are_live(family):
     args = shapes((64, 128), (128, 24), (24, 72))
     given = {"costs": sdy.CostModel.of_platform(family.name), "target": Target(family)}
     program = Program(function, args, LINE, (P("x"), P(), P()), (P("x"), P("x")), **given)
-    walked = Graph(program.proposal.module)
+    walked = Graph(program.placed.module)
     assert [op.name for op in walked.ops] == [op.name for op in program.graph.ops]  # nothing moves
     sizes = LocalBytes(walked, family.arrays)
     for op, after in zip(program.graph.ops, walked.ops, strict=True):

@@ -1,4 +1,4 @@
-"""The price of work, which rises until a choice performs hardly more than the proposal."""
+"""The price of work, which rises until a choice performs hardly more than the baseline."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 from sdy_jax.lowering.planner.search.layout_search import best_choice
 
 OPERATIONS = (100, 103, 101)
-"""Of the proposal, and of two choices beside it, of which the second is within the limit."""
+"""Of the baseline, and of two choices beside it, of which the second is within the limit."""
 MOST = 102
 
 
@@ -48,7 +48,7 @@ def test_work_becomes_as_dear_as_what_it_saves_is_worth(operation):
     assert choice((10_000.0, 10.0, 20.0), operation) == 2
 
 
-def test_the_proposal_stays_where_all_that_costs_less_does_too_much():
+def test_the_baseline_stays_where_all_that_costs_less_does_too_much():
     assert choice((1000.0, 10.0, 2000.0), 1e-3) == 0
 
 
