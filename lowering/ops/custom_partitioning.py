@@ -100,7 +100,7 @@ def _with_ties(rule: OpShardingRule, tied: dict[int, int]) -> OpShardingRule:
 #
 # Every candidate along the sharding rule is asked for at one door. What a function refuses, by an error of its own or
 # of what it would run, is no candidate; where it asks for other layouts, these are one, with what moves to them as
-# part of its price. What a function sends by itself is read off its jaxpr. The walk asks with the layouts that were
+# part of its price. What a function sends by itself is read off its jaxpr. Placement asks with the layouts that were
 # chosen, and obeys.
 
 Shardings = Sequence[TensorSharding]
@@ -179,7 +179,7 @@ class _Door:
         return Refused(self.source, f"`{self.own.title}` of a custom_partitioning", answer)
 
     def _remembered(self, mesh: Mesh, shardings: tuple[TensorSharding, ...]) -> Taken | Exception:
-        """What it said when it was first asked: many candidates and several walks ask for the same."""
+        """What it said when it was first asked: many candidates and several placements ask for the same."""
         known: dict[object, Taken | Exception] = self.own.answers
         key = mesh, shardings, self.read
         if key not in known:

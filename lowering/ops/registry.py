@@ -185,7 +185,7 @@ FoldFunction = Callable[[Op], bool]
 """Edits the op in the module, as long as no result of the program changes; says whether it did."""
 
 SettledFoldFunction = Callable[[Op], ir.Operation | None]
-"""Edits the op in a walked module, where shardings are those of the module's values; the op that it took over, if any.
+"""Edits the op in a placed module, where shardings are those of the module's values; the op that it took over, if any.
 """
 
 
@@ -268,8 +268,8 @@ def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:
 
 
 def folds_when_settled(*names: str) -> Callable[[SettledFoldFunction], SettledFoldFunction]:
-    """Registers what ops of these names take over in walked modules."""
-    return registered(SETTLED_FOLDS, names, "folds of walked modules")
+    """Registers what ops of these names take over in placed modules."""
+    return registered(SETTLED_FOLDS, names, "folds of placed modules")
 
 
 def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:

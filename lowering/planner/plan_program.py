@@ -15,7 +15,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, replace_contents
 from sdy_jax.ir.type_text import bytes_text, seconds_text
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
-from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.candidates import changed_statements
 from sdy_jax.lowering.planner.problem.layout_plan import (
     BorderLayouts,
@@ -66,7 +66,7 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
     if setting.policy.layouts == "global":
         search = LayoutSearch(graph, setting)
         return finished(module, search, search.fitting(search.found()))
-    placed = Partitioner(graph, setting).run()
+    placed = ProgramPlacement(graph, setting).run()
     program = PartitionedProgram(placed, setting)
     placed.report.hidden = hidden_by_work(placed, placed.inserted, setting).time
     return Partitioned(_combined(module, program, placed.inserted, lambda: program.peak), ProgramChoices())

@@ -8,7 +8,7 @@ from partitioned_ops import CUBE, LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.planning_problem import planning_problem
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
 from sdy_jax.lowering.planner.search.layout_search import best_choice
@@ -29,25 +29,25 @@ class Program:
         with module.context, ir.Location.unknown(module.context):
             self.setting = Setting(plan.program.mesh_name, self.costs, target=target)
             self.graph = prepared(module, self.setting)
-            self.baseline = self.walked()
+            self.baseline = self.place()
             self.placed = self.baseline.placed
             atoms = self.placed.layouts.atoms(self.placed.mesh, {})
             self.modelled = planning_problem(self.graph, self.placed, self.setting, atoms)
         self.model = self.modelled.model
 
-    def walked(self, plan=None):
+    def place(self, plan=None):
         copy = Graph(self.graph.module.clone().operation)
-        return PartitionedProgram(Partitioner(copy, self.setting, plan).run(), self.setting, plan)
+        return PartitionedProgram(ProgramPlacement(copy, self.setting, plan).run(), self.setting, plan)
 
-    def walked_by_plan(self):
+    def placed_by_plan(self):
         module = self.graph.module
         with module.context, ir.Location.unknown(module.context):
-            return self.walked(plan_of(self.modelled, best_choice(Choices(self.modelled))))
+            return self.place(plan_of(self.modelled, best_choice(Choices(self.modelled))))
 
-    def walked_by_its_own_choices(self):
+    def placed_by_its_own_choices(self):
         module = self.graph.module
         with module.context, ir.Location.unknown(module.context):
-            return self.walked(plan_of(self.modelled, self.modelled.start))
+            return self.place(plan_of(self.modelled, self.modelled.start))
 
 
 def shapes(*sizes):

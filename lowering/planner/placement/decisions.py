@@ -19,7 +19,7 @@ from sdy_jax.lowering.ops.registry import Strategy
 from sdy_jax.lowering.planner.facts.factors import are_apart, dividing_factors
 from sdy_jax.lowering.planner.facts.fusion import Touched, Touches
 from sdy_jax.lowering.planner.facts.loops import times_as_often
-from sdy_jax.lowering.planner.placement.value_placement import Placement, has_one_user
+from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement, has_one_user
 from sdy_jax.lowering.planner.problem.assignments import agreed_assignment, factor_lists, materialized_lists, refusal_of
 from sdy_jax.lowering.planner.problem.candidate_prices import BoundedCandidate, CandidatePrices
 from sdy_jax.lowering.planner.problem.op_problem import Decision, Kind, Kinds, OpProblem, Shardings, Tensor
@@ -229,7 +229,7 @@ class _Around(NamedTuple):
 class Decisions:
     """The decisions for the ops of one program."""
 
-    def __init__(self, placement: Placement, setting: Setting):
+    def __init__(self, placement: ValuePlacement, setting: Setting):
         self._placement, self._meshes = placement, placement.meshes
         self._costs, self._kinds, self._memo = setting.costs, kinds_of(setting), setting.memo
         self._made: dict[object, Decision] = {}

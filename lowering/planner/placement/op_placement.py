@@ -16,7 +16,7 @@ from sdy_jax.lowering.ops.registry import PARTIAL_ACCESS, Refused, Taken, taken_
 from sdy_jax.lowering.planner.facts.loops import trips
 from sdy_jax.lowering.planner.placement.decisions import Decisions
 from sdy_jax.lowering.planner.placement.op_reports import OpReports
-from sdy_jax.lowering.planner.placement.value_placement import Placement
+from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement
 from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlacedLayouts
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.rewrites.dead_code import CommonSubexpressions
@@ -34,7 +34,7 @@ class OpPlacement:
     layouts than were chosen, by number.
     """
 
-    def __init__(self, placement: Placement, setting: Setting, reports: OpReports, layouts: PlacedLayouts):
+    def __init__(self, placement: ValuePlacement, setting: Setting, reports: OpReports, layouts: PlacedLayouts):
         self._placement, self._reports, self._layouts = placement, reports, layouts
         self._decisions, self._mesh = Decisions(placement, setting), placement.meshes.base
         self._known = CommonSubexpressions(placement.origin)
@@ -272,7 +272,7 @@ class EdgePlacement:
     """The data-flow edges of a program. `unlike`: the results of loops that come out in other shardings than declared:
     partial sums, stacks."""
 
-    def __init__(self, graph: Graph, placement: Placement, setting: Setting, plan: LayoutPlan | None):
+    def __init__(self, graph: Graph, placement: ValuePlacement, setting: Setting, plan: LayoutPlan | None):
         self._graph, self._placement, self._plan = graph, placement, plan
         rule_of = setting.rules.without_overrides().rule_of
         self._stacks = CarriedStacks(value_shardings(graph), rule_of, placement.meshes.base)

@@ -18,7 +18,7 @@ from sdy_jax.ir.type_text import bytes_text, listed_axes, type_text
 from sdy_jax.lowering.ops.collectives.sent_bytes import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.ops.registry import WHOLE, WHOLE_FACTORS, Refused, Taken, sent_by, strategies_of
 from sdy_jax.lowering.planner.facts.factors import factor_axes
-from sdy_jax.lowering.planner.placement.value_placement import Placement
+from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.report import CollectiveRecord, Moved, PartitionReport
 
@@ -60,7 +60,7 @@ class _Operand:
 class ReplicationNotes:
     """The ops of one program that could not be sharded like their operands."""
 
-    placement: Placement
+    placement: ValuePlacement
     report: PartitionReport
     mesh: Mesh
     _operands: list[_Operand] = field(default_factory=list)
@@ -206,13 +206,13 @@ def _spec(axes: Sequence[Sequence[AxisRef]]) -> str:
     return f", as P({', '.join(texts)})"
 
 
-# What the walk reports of each op: the collectives that it performs itself, and what could not be sharded.
+# What placement reports of each op: the collectives that it performs itself, and what could not be sharded.
 
 
 class OpReports:
     """The reports of a program's ops. `replication`: the notes on those that could not be sharded."""
 
-    def __init__(self, report: PartitionReport, placement: Placement, module: ir.Operation):
+    def __init__(self, report: PartitionReport, placement: ValuePlacement, module: ir.Operation):
         self._report, self._placement, self._module = report, placement, module
         self._mesh = placement.meshes.base
         self.replication = ReplicationNotes(placement, report, self._mesh)

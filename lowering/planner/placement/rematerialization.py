@@ -17,7 +17,7 @@ other ops read as well, as those of a backward pass read what a normalization is
     %m = mean %y
     %n = subtract %y, %m
     %s = all_slice %n           the same as the difference of slices of %y and %m
-See docs/explanation/strategies.md#the-walk.
+See docs/explanation/strategies.md#placement.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Cut = Callable[[int, Axes, Mesh], Axes]
 Stated = Callable[[Value, TensorSharding | None], TensorSharding]
 
 
-class Placement:
+class ValuePlacement:
     """The sharding in which users expect each value of a program, and the reshards that bring it there."""
 
     def __init__(self, graph: Graph, setting: Setting, report: PartitionReport):

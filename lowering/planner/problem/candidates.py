@@ -259,7 +259,7 @@ class _Places:
         return self._known[key]
 
 
-# The candidates to run the ops of a program, the one that a walk chose first.
+# The candidates to run the ops of a program, the baseline's first.
 #
 # See docs/explanation/planner.md#candidates.
 
@@ -282,7 +282,7 @@ class OpCandidates:
         return AxesLists(self._atoms, LayoutTable(self._mesh_name, self._mesh, self._table.inverted))
 
     def of(self, op: Op, decision: Decision) -> list[Candidate]:
-        """The candidates of an op, the walk's own first; only that may be on another mesh."""
+        """The candidates of an op, the baseline's first; only that may be on another mesh."""
         kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
         carried = tuple(self._carried(op))
         sends = op.signature if op.key in SENT else None
@@ -341,7 +341,7 @@ class OpCandidates:
 
 
 def _ordered(own: Candidate, every: Sequence[Candidate], capped: bool) -> list[Candidate]:
-    """The walk's candidate first; without those that do more work than it, for ops whose work may not be repeated:
+    """The baseline's candidate first; without those that do more work than it, for ops whose work may not be repeated:
     padding may add a little."""
     alike = next((candidate for candidate in every if candidate.layouts == own.layouts), own)
     first = alike if alike.cost < own.cost else own
@@ -363,7 +363,8 @@ Atoms = Sequence[AxisRef]
 
 
 class ConstraintCandidates:
-    """The candidates of what only states layouts: the walk's own first, then all others that what is stated allows."""
+    """The candidates of what only states layouts: the baseline's own first, then all others that what is stated
+    allows."""
 
     def __init__(self, table: LayoutTable, pads: bool):
         self._table, self._pads = table, pads
@@ -432,7 +433,7 @@ class ConstraintCandidates:
         summed: bool = False,
         evenly: bool = False,
     ) -> list[int]:
-        """The layouts that are allowed, the walk's own first."""
+        """The layouts that are allowed, the baseline's own first."""
         first = self._table.number(own)
         if not shape or not any(stated.is_open):
             return [first]
@@ -443,7 +444,7 @@ class ConstraintCandidates:
         return sharding.layout[0] in (None, self._table.mesh_name)
 
     def _openness(self, own: TensorSharding, stated: TensorSharding | None) -> Openness:
-        """What is stated, as far as the walk followed it; closed where it did not."""
+        """What is stated, as far as the baseline followed it; closed where it did not."""
         # On a single device a sharding has no dimensions, whatever its value's rank.
         followed = stated is not None and (stated.rank, stated.unreduced_axes) == (own.rank, own.unreduced_axes)
         if stated is None or not (followed and self._is_at_home(stated) and self._is_at_home(own)):
@@ -459,7 +460,7 @@ class ConstraintCandidates:
 
 
 def changed_statements(graph: Graph, chosen: PlacedLayouts, baseline: PlacedLayouts) -> Iterator[ChangedLayout]:
-    """The constraints with open dimensions, and the members of groups, that have other layouts in one walk than in
+    """The constraints with open dimensions, and the members of groups, that have other layouts in one placement than in
     another."""
     for number in sorted(chosen.fixed.keys() & baseline.fixed.keys()):
         op, new, old = graph.ops[number], chosen.fixed[number][-1], baseline.fixed[number][-1]

@@ -54,7 +54,7 @@ class BorderLayouts:
     results: Mapping[int, TensorSharding] = field(default_factory=dict)
 
 
-# The plan that a walk over a program follows: layouts by the number of the op in the graph.
+# The plan that a placement follows: layouts by the number of the op in the graph.
 
 PlannedUse = tuple[int | None, int, int]
 """A use of a value: the number of the op that makes the value (None: an argument of the program), the index of its
@@ -63,11 +63,10 @@ result or of the argument, and the number of the op that uses it."""
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """What a walk is to follow: how ops run, the layouts of data-flow edges, and which copy of a value serves a use,
-    where copies are freed and recomputed. `shared`: per result of an op, the layout in which several users expect it.
-    `chosen`: the choice in the model of the program that says so.
-    `user_collectives`: from which layout of its operand each of them runs. `border`: the layouts of arguments and
-    results that may have any."""
+    """What a placement is to follow: how ops run, the layouts of data-flow edges, and which copy of a value serves a
+    use, where copies are freed and recomputed. `shared`: per result of an op, the layout in which several users expect
+    it. `chosen`: the choice in the model of the program that says so. `user_collectives`: from which layout of its
+    operand each of them runs. `border`: the layouts of arguments and results that may have any."""
 
     ops: Mapping[int, Decision]
     shared: Mapping[tuple[int, int], TensorSharding]
@@ -78,7 +77,7 @@ class LayoutPlan:
     border: BorderLayouts = BorderLayouts()
 
 
-# What a partitioner made of a program: the layouts in which each op takes and makes its values, and what it inserted.
+# What a placement made of a program: the layouts in which each op takes and makes its values, and what it inserted.
 #
 # From that the whole program is planned. Ops are known by their number in the graph, which a copy of the module
 # shares.
@@ -156,14 +155,14 @@ class PlacedLayouts:
 
 @dataclass(frozen=True, eq=False)
 class PlacedProgram:
-    """What a partitioner made of a program, from which the whole program is planned.
+    """What a placement made of a program, from which the whole program is planned.
 
     Attributes:
         graph: the program before it was rewritten; its module is what became of it.
         meshes: the program's meshes.
         layouts: those of all ops, edges, arguments and results.
         report: what was inserted and noted.
-        inserted: the collectives in the module that the partitioner made, with their records.
+        inserted: the collectives in the module that were inserted, with their records.
         erased: the ops of the graph that the module does not have any more.
         last_read: the module as it was read since.
     """

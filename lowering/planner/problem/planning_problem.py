@@ -100,11 +100,11 @@ class PlanningProblem:
 
     @property
     def start(self) -> Chosen:
-        """The walk's own choices."""
+        """The baseline's choices."""
         return [0] * len(self.model.nodes)
 
     def saved(self, chosen: Chosen) -> float:
-        """What a choice saves of what the walk's costs."""
+        """What a choice saves of what the baseline's costs."""
         return self.model.cost(self.start) - self.model.cost(chosen) if chosen != self.start else 0.0
 
     def number(self, value: Value) -> int:
@@ -150,7 +150,7 @@ class PlanningProblem:
             ]
 
 
-# From a program and the walk over it to the planner's model.
+# From a program and its baseline to the planner's model.
 #
 # Every op with a rule is a node with all candidates to run its kind; ops that leave no choice, constraints and the
 # border are nodes with one candidate. Each data-flow edge is a node that takes its sources and makes its targets in
@@ -158,7 +158,7 @@ class PlanningProblem:
 # compute have no price. See docs/explanation/planner.md#candidates.
 
 _MORE_WORK = 0.02
-"""The share of the walk's operations that a program may perform more, where those that are no products cost next to
+"""The share of the baseline's operations that a program may perform more, where those that are no products cost next to
 nothing: a model of time charges what they read and write. Guessed, as the 1.02 that `scripts/bench_bytes` allows: with
 more, layer norms and updates are repeated on every device to save few bytes."""
 
@@ -289,7 +289,7 @@ class _Builder:
         self._program.extents[op] = first, len(self._model.nodes)
 
     def _constraint(self, op: Op, own: TensorSharding, times: float) -> None:
-        """Adds an op that states a layout of its operand. Its users may take the value from before it, as the walk
+        """Adds an op that states a layout of its operand. Its users may take the value from before it, as placement
         does, but from the one layout of a group, and from one that is unreduced on demand."""
         (result,), group = op.results, group_of(op)
         if group is not None:

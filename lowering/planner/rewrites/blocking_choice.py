@@ -30,10 +30,10 @@ from sdy_jax.lowering.targets.family import Fusion
 
 
 class Sizes:
-    """What values of a program take on a device, of which ops were cloned since it was walked.
+    """What values of a program take on a device, of which ops were cloned since it was placed.
 
     Args:
-        graph, prices: the program before, and by a walk what its values take.
+        graph, prices: the program before, and by a placement what its values take.
         origins: the ops of which others are clones.
     """
 

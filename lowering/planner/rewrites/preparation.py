@@ -28,7 +28,7 @@ def fold(graph: Graph) -> Graph:
 
 
 def fold_settled(ops: Iterable[Op]) -> Iterator[ir.Operation]:
-    """Folds ops of a walked module as their families say. Yields those that were taken over, which nobody reads now."""
+    """Folds ops of a placed module as their families say. Yields those that were taken over, which nobody reads now."""
     for op in ops:
         if op.name in SETTLED_FOLDS and (taken_over := SETTLED_FOLDS[op.name](op)) is not None:
             yield taken_over
@@ -72,11 +72,11 @@ def _origin(value: Value) -> Value:
 # Preparation: a propagated module is rewritten before layouts are chosen, each rewrite in turn.
 
 PREPARED = "sdy_jax.prepared"
-"""The attribute of a module that was prepared for the walk, and may have been changed then."""
+"""The attribute of a module that was prepared for placement, and may have been changed then."""
 
 
 def prepared(module: ir.Operation, setting: Setting) -> Graph:
-    """The graph of a propagated module that is about to be walked: joined, folded, and without dead code; that of one
+    """The graph of a propagated module that is about to be placed: joined, folded, and without dead code; that of one
     that was prepared before as it is."""
     graph = Graph(module)
     if PREPARED in module.attributes:

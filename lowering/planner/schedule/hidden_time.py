@@ -28,7 +28,7 @@ from sdy_jax.shardy.rules import RuleBook
 from sdy_jax.shardy.rules.flops import operations_of
 from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers
 
-# The marks that steps after the walk leave on ops for emission: rings, trips ahead, buckets.
+# The marks that steps after placement leave on ops for emission: rings, trips ahead, buckets.
 
 
 def erase_marks(module: ir.Operation) -> None:

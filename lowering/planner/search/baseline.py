@@ -17,7 +17,7 @@ from sdy_jax.ir.operations import CONSTRAINTS, copied
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.planner.facts.factors import cuts_of
 from sdy_jax.lowering.planner.facts.meshes import stated_at_manual
-from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.candidates import Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.problem.planning_problem import planning_problem
@@ -79,7 +79,7 @@ def _along_whole_axes(graph: Graph, setting: Setting) -> Baseline | None:
 
 
 def _baseline(graph: Graph, setting: Setting) -> Baseline:
-    placed = Partitioner(Graph(copied(graph.module)), setting).run()
+    placed = ProgramPlacement(Graph(copied(graph.module)), setting).run()
     return Baseline(setting, placed, placed.layouts.atoms(placed.mesh, setting.costs.major_parts))
 
 

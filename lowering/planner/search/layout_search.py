@@ -15,7 +15,7 @@ from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_function_shardings
-from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.candidates import Candidate
 from sdy_jax.lowering.planner.problem.layout_plan import FreeBorder, LayoutPlan
 from sdy_jax.lowering.planner.problem.op_problem import Decision
@@ -185,7 +185,7 @@ class LayoutSearch:
         main = main_function(copy)
         set_function_shardings(main, "arg_attrs", plan.border.arguments)
         set_function_shardings(main, "res_attrs", plan.border.results)
-        placed = Partitioner(Graph(copy), self.setting, plan).run()
+        placed = ProgramPlacement(Graph(copy), self.setting, plan).run()
         return PartitionedProgram(placed, self.setting, plan, lambda: self.limit)
 
     @cached_property

@@ -29,7 +29,7 @@ from sdy_jax.lowering.planner.schedule.overlap import Overlap, overlap_of
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.shardy.propagation.data_flow import is_data_flow
 
-# A copy of a program as a partitioner left it: what it costs, holds and sends.
+# A copy of a program as a placement left it: what it costs, holds and sends.
 
 _SAME = 1 + 1e-9
 """Given: times and bytes are sums of floats, whose rounding is no difference."""
@@ -45,7 +45,7 @@ PerOp = NDArray[np.float64]
 
 @dataclass(eq=False)
 class PartitionedProgram:
-    """A copy of the program as a partitioner left it, by a plan where there was one, with what it was planned with. One
+    """A copy of the program as a placement left it, by a plan where there was one, with what it was planned with. One
     that will not be chosen may be forgotten: its figures stay, its copy of the program goes."""
 
     placed: PlacedProgram
@@ -129,13 +129,13 @@ class PartitionedProgram:
         return found + self.peak.border
 
 
-# From a choice in the planner's model to the plan that the next walk follows.
+# From a choice in the planner's model to the plan that the next placement follows.
 #
 # See docs/explanation/planner.md#from-choice-to-program.
 
 
 def plan_of(program: PlanningProblem, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:
-    """What a walk has to do to run a program so; `copies` as in the plan."""
+    """What a placement has to do to run a program so; `copies` as in the plan."""
     reader = _Reader(program, chosen)
     shared = dict(chain(reader.stated(), reader.shared()))
     collectives, border = dict(reader.user_collectives()), reader.border()
@@ -172,7 +172,7 @@ class _Reader:
         return found
 
     def user_collectives(self) -> Iterator[tuple[int, TensorSharding]]:
-        """The layouts of operands of the user's collectives, which run as they do in the walk."""
+        """The layouts of operands of the user's collectives, which run as they do in the baseline."""
         for number, shardings in self._program.baseline.fixed.items():
             if is_user_collective(self._program.graph.ops[number]):
                 yield number, shardings[0]

@@ -329,7 +329,7 @@ class Choices:
         self.program, self.left = program, left
 
     def improved(self, start: Chosen, nearby: bool = False) -> Chosen:
-        """A choice that costs no more than a given one, or than the walk's; that itself where none may be made.
+        """A choice that costs no more than a given one, or than the baseline's; that itself where none may be made.
 
         `nearby`: the given one was the best at prices that were a little different.
         """

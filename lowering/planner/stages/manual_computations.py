@@ -24,7 +24,7 @@ from sdy_jax.ir.operations import (
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.ops.registry import strategies_of
-from sdy_jax.lowering.planner.placement.partitioner import partition_locally
+from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Policy, Setting
 from sdy_jax.lowering.planner.stages.local import check_numbering, lowered_on_blocks, number_devices
 from sdy_jax.lowering.planner.stages.reshards import base_mesh, partition_into_reshards

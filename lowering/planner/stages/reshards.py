@@ -35,7 +35,7 @@ from sdy_jax.ir.operations import (
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings, mesh_of, set_function_shardings, set_sharding, sharding_of
 from sdy_jax.lowering.planner.placement.collectives import create_collective
-from sdy_jax.lowering.planner.placement.partitioner import partition_locally
+from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Policy, Setting
 from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
 from sdy_jax.lowering.reshard.planner import Reshards, plan_across

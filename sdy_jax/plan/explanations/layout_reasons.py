@@ -199,7 +199,7 @@ class StatedCosts:
     """Notes on what the user says that costs more than a twentieth of the program. That is what would be saved if the
     values had any layout there, and what is around them made the best of that.
 
-    The walk takes a value from before a constraint where that is nearer; so much as the program sends less than in the
+    Placement takes a value from before a constraint where that is nearer; so much as the program sends less than in the
     model may have been saved already.
 
     Args:

@@ -25,7 +25,7 @@ from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.parsers import parse_axis, parse_mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.planner.facts.verifier import verify_partitioned
-from sdy_jax.lowering.planner.placement.partitioner import partition_locally
+from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.runtime.devices import common_part, expressed, expressed_part

@@ -8,7 +8,7 @@ import pytest
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.lowering.planner.placement.partitioner import partition_locally
+from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.problem import candidate_prices
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel

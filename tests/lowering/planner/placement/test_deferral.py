@@ -130,7 +130,7 @@ def test_a_sum_that_the_loop_looks_at_is_reduced_in_it():
 
 def test_what_compilers_fuse_waits_for_the_sum_where_memory_has_a_price(monkeypatch):
     """Terms would be multiplied, and written, before they are sent; the sum is multiplied where it is used. That is
-    what the walk decides, before reductions are moved."""
+    what placement decides, before reductions are moved."""
     monkeypatch.setattr(partitioner, "reduce_early", lambda inserted: None)
 
     def descend(w, a, b):

@@ -17,7 +17,7 @@ from partitioned_ops import LINE, PLANE
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.planner import plan_program as blocking
-from sdy_jax.lowering.planner.placement.partitioner import Partitioner
+from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.layout_plan import Rewrite
 from sdy_jax.lowering.planner.problem.planning_problem import FREE, planning_problem
 from sdy_jax.lowering.planner.report import Recomputed
@@ -225,7 +225,7 @@ def test_stacks_that_are_not_written_yet_have_no_price():
     module = plan.stages["recomputed"].clone().operation
     with module.context, ir.Location.unknown(module.context):
         graph, setting = Graph(module), Setting(plan.program.mesh_name, plan.costs)
-        placed = Partitioner(Graph(module.clone().operation), setting).run()
+        placed = ProgramPlacement(Graph(module.clone().operation), setting).run()
         atoms = placed.layouts.atoms(placed.mesh, {})
         problem = planning_problem(graph, placed, setting, atoms)
     stacks = [op.results[0] for op in graph.ops if op.name == "stablehlo.constant" and op.results[0].rank]

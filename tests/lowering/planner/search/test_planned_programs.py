@@ -40,7 +40,7 @@ def checked(function, args, mesh, in_shardings, out_shardings=None, bypassed=Fal
     compiled = totals(collectives_in_hlo(whole.lower(*args).compile().as_text()))
     assert sum(each.total_wire_bytes for each in plan.collectives) == compiled.wire_bytes
     program = Program(function, args, mesh, in_shardings, out_shardings)
-    emitted = program.walked_by_plan().cost
+    emitted = program.placed_by_plan().cost
     assert emitted <= program.baseline.cost * (1 + 1e-9)
     choice = best_choice(Choices(program.modelled))
     program.model.charge_each_reshard(0.0)  # what a reshard has to save is in no program, nor is a price of work
@@ -69,10 +69,10 @@ def update_of_experts(weights, tokens):
 
 def test_the_axes_of_a_dimension_may_be_in_another_order_than_those_of_the_mesh():
     w, v, tokens = drawn((8, 32, 64), (8, 64, 32), (16, 8, 2, 32))
-    sent, walked = checked(update_of_experts, ((w, v), tokens), PLANE, (P("y"), P(("x", "y"))), P("y"))
+    sent, of_baseline = checked(update_of_experts, ((w, v), tokens), PLANE, (P("y"), P(("x", "y"))), P("y"))
     to_experts = (3 + 2) * 1024  # tokens along "y", then "x": experts are split along "y" where they are stored
     assert sent == to_experts + w.nbytes / 8 + v.nbytes / 8
-    assert walked > 1.5 * sent
+    assert of_baseline > 1.5 * sent
 
 
 # Several meshes.

@@ -275,7 +275,7 @@ def test_manual_axes_at_borders_stay_and_free_ones_follow_what_is_around():
     (edges,) = plan_of(program.modelled, program.choice).edges.values()
     assert all(sharding.axes[0][:1] == edges[0].axes[0][:1] for sharding in (edges[0], edges[-1]))
     assert not any("x" in axis.name for axes in edges[1].axes for axis in axes)
-    assert program.walked_by_plan().cost == pytest.approx(program.cost, rel=0.02)
+    assert program.placed_by_plan().cost == pytest.approx(program.cost, rel=0.02)
     planned(function, (x, w), PLANE, (P("x"), P("y")), P("x"))
 
 

@@ -45,10 +45,10 @@ ROWS, COLUMNS = (AxisRef("x"),), (AxisRef("y"),)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_walk_s_own_choices_emit_no_more_than_it_did(name):
+def test_the_baseline_s_choices_emit_no_more_than_it_did(name):
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    assert program.walked_by_its_own_choices().cost <= program.baseline.cost
+    assert program.placed_by_its_own_choices().cost <= program.baseline.cost
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -67,7 +67,7 @@ def test_what_is_planned_is_emitted(name):
     """Up to what every device computes from constants, which the model leaves out, and what each reshard is charged."""
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    chosen, emitted = best_choice(Choices(program.modelled)), program.walked_by_plan()
+    chosen, emitted = best_choice(Choices(program.modelled)), program.placed_by_plan()
     program.model.charge_each_reshard(0.0)
     assert emitted.cost == pytest.approx(program.model.cost(chosen), rel=0.03)
 
@@ -197,17 +197,17 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
 
 
 class Tried:
-    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`, from a baseline of `walks[0]`.
-    Each try finds the next one, or the one in `order`."""
+    """A search for prices of holding, in which choice `n` costs and holds `programs[n]`, from a baseline of
+    `programs[0]`. Each try finds the next one, or the one in `order`."""
 
-    def __init__(self, monkeypatch, walks, copies=(), order=()):
-        self.prices, self.walks, self.price = [], walks, 0.0
+    def __init__(self, monkeypatch, programs, copies=(), order=()):
+        self.prices, self.programs, self.price = [], programs, 0.0
         tries = itertools.chain(order, itertools.count(max(order, default=0) + 1))
         self.copies, self.most = list(copies), None
 
         def improved(*_, **__):
             self.prices.append(self.price)
-            return [min(next(tries), len(walks) - 1)]
+            return [min(next(tries), len(programs) - 1)]
 
         def charge_holding(prices):
             self.price = max(prices)
@@ -218,8 +218,8 @@ class Tried:
         monkeypatch.setattr(memory_search, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
             nodes=[],
-            cost=lambda c: walks[c[0]][0],
-            held=lambda c: walks[c[0]][1],
+            cost=lambda c: programs[c[0]][0],
+            held=lambda c: programs[c[0]][1],
             charge_each_reshard=lambda _: None,
             price_work=lambda price: self.prices.append(("work", price)),
             mean_reshard=lambda _: 0.0,
@@ -230,15 +230,15 @@ class Tried:
 
     def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False, incumbent=math.inf):
         best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes, incumbent)
-        return ProgramsTried(self.choices, best, self.walk((0, {})), room, self.walk)
+        return ProgramsTried(self.choices, best, self.place((0, {})), room, self.place)
 
     def found(self, *limits, **more):
-        return [(walk.cost, walk.peak.total) for walk in self.tried(*limits, **more).at_prices()]
+        return [(trial.cost, trial.peak.total) for trial in self.tried(*limits, **more).at_prices()]
 
-    def walk(self, plan):
+    def place(self, plan):
         """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
         number, copies = plan
-        cost, held = self.walks[number]
+        cost, held = self.programs[number]
         again, live = len({copy for copy in copies.values() if copy > 1}), np.zeros(10)
         live[1:9] = held
         live = np.array(self.most, float) if self.most else live
@@ -283,7 +283,7 @@ def test_what_is_forgotten_is_freed_at_once_and_keeps_its_figures(family):
     gc.disable()
     try:
         before = sum(type(each) is Op for each in gc.get_objects())
-        trial = program.walked_by_plan()
+        trial = program.placed_by_plan()
         figures = trial.cost, trial.sent, trial.peak.total, trial.live.tolist()
         trial.forget()
         assert sum(type(each) is Op for each in gc.get_objects()) == before
@@ -292,7 +292,7 @@ def test_what_is_forgotten_is_freed_at_once_and_keeps_its_figures(family):
     assert (trial.cost, trial.sent, trial.peak.total, trial.live.tolist()) == figures
 
 
-def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
+def test_trials_that_will_not_be_chosen_are_forgotten(monkeypatch):
     """Neither the baseline, nor what costs least of what fits, nor what holds least."""
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
     programs_tried.found(limit=5)
@@ -300,12 +300,12 @@ def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
 
 
 def test_prices_that_were_tried_are_not_tried_again_and_what_was_asked_for_is_kept(monkeypatch):
-    walks = [(10, 5), (4, 9), (5, 8), (6, 7), (6.5, 4), (6.2, 6), (6.3, 5)]
-    search = Tried(monkeypatch, walks)
+    programs = [(10, 5), (4, 9), (5, 8), (6, 7), (6.5, 4), (6.2, 6), (6.3, 5)]
+    search = Tried(monkeypatch, programs)
     trials = search.tried(limit=5)
     assert len(trials.at_prices(FEW)) == 2 + FEW and len(search.prices) == 1 + FEW
     every = trials.at_prices()
-    assert [(walk.cost, walk.peak.total) for walk in every] == Tried(monkeypatch, walks).found(limit=5)
+    assert [(trial.cost, trial.peak.total) for trial in every] == Tried(monkeypatch, programs).found(limit=5)
     assert len(search.prices) == len(every) - 1 and (6, 7) not in search.forgotten
     assert trials.at_prices(FEW) == every[: 2 + FEW]
 
@@ -328,7 +328,7 @@ def test_bytes_are_paid_for_time_alone(sent, exposed, is_too_much):
     assert PartitionedProgram.sends_too_much_beside(trial, baseline) == is_too_much
 
 
-def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
+def test_trials_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
     """Which one is best depends on what holding is worth, and that on what the cheapest of all costs."""
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (6, 5), (6.2, 4), (6.4, 4.5)])
     programs_tried.talkative = (1,)
@@ -337,14 +337,14 @@ def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_
 
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
-    walks = [(10, 5), (4, 5), (4.1, 3), (4.1, 3)]
-    programs_tried = Tried(monkeypatch, walks)
+    programs = [(10, 5), (4, 5), (4.1, 3), (4.1, 3)]
+    programs_tried = Tried(monkeypatch, programs)
     assert programs_tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
     worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
     assert programs_tried.prices[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
     assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
     monkeypatch.setattr(memory_search, "_MANY", 0)
-    assert Tried(monkeypatch, walks).found(limit=9, memory=10, holding=1.25)[-1] == (4, 5)
+    assert Tried(monkeypatch, programs).found(limit=9, memory=10, holding=1.25)[-1] == (4, 5)
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_baseline_that_fits(monkeypatch):
@@ -372,18 +372,18 @@ def test_copies_are_made_again_before_holding_has_a_price(monkeypatch):
 
 def test_copies_stay_where_freeing_them_helps_nothing(monkeypatch):
     """As much is live elsewhere. Where the program then holds less than any other, it is tried, though nothing fits."""
-    copies, walks = [copy_used_at(2, 7, 2.0)], [(100, 8), (80, 9), (90, 6)]
-    assert Tried(monkeypatch, walks, copies).found(limit=6) == walks
+    copies, programs = [copy_used_at(2, 7, 2.0)], [(100, 8), (80, 9), (90, 6)]
+    assert Tried(monkeypatch, programs, copies).found(limit=6) == programs
     search = Tried(monkeypatch, [(100, 9), (80, 9)], copies)
     search.most = [0, 1, 1, 9, 9, 9, 9, 8, 1, 0]
     assert search.found(limit=6)[2] == (81, 8)
 
 
 def test_what_costs_more_than_a_program_that_fits_is_tried_at_no_price_of_holding(monkeypatch):
-    walks = [(10, 9), (4, 9), (5, 5)]
-    search = Tried(monkeypatch, walks)
-    assert search.found(limit=5, incumbent=3.0) == walks[:2] and search.prices == [0]
-    assert Tried(monkeypatch, walks).found(limit=5, incumbent=4.5)[-1] == walks[2]
+    programs = [(10, 9), (4, 9), (5, 5)]
+    search = Tried(monkeypatch, programs)
+    assert search.found(limit=5, incumbent=3.0) == programs[:2] and search.prices == [0]
+    assert Tried(monkeypatch, programs).found(limit=5, incumbent=4.5)[-1] == programs[2]
 
 
 def test_prices_are_given_up_where_nothing_holds_less(monkeypatch):
@@ -485,14 +485,14 @@ def test_a_program_that_holds_nothing_in_between():
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.1, 1.0, 10.0])
-def test_the_walk_that_is_best_is_a_candidate(worth):
+def test_the_trial_that_is_best_is_a_candidate(worth):
     figures = [(1.0, 0.9, 6), (1.1, 0.5, 6), (1.2, 0.8, 4), (1.3, 0.9, 4), (1.4, 0.5, 7), (1.1, 0.5, 6)]
-    walks = [
+    programs = [
         SimpleNamespace(cost=cost, exposed=exposed, peak=SimpleNamespace(total=held)) for cost, exposed, held in figures
     ]
     room = MemoryBudget(limit=10, memory=10, holding=worth)
-    assert any(room.best(walks) is walk for walk in room.candidates(walks))
-    assert len(room.candidates(walks)) == 2
+    assert any(room.best(programs) is trial for trial in room.candidates(programs))
+    assert len(room.candidates(programs)) == 2
 
 
 @pytest.mark.parametrize("family", [TPU, CPU], ids=["tpu", "cpu"])
@@ -506,10 +506,10 @@ def test_holding_counts_the_bytes_that_are_live(family):
     args = shapes((64, 128), (128, 24), (24, 72))
     given = {"costs": sdy.CostModel.of_platform(family.name), "target": Target(family)}
     program = Program(function, args, LINE, (P("x"), P(), P()), (P("x"), P("x")), **given)
-    walked = Graph(program.placed.module)
-    assert [op.name for op in walked.ops] == [op.name for op in program.graph.ops]  # nothing moves
-    sizes = LocalBytes(walked, family.arrays)
-    for op, after in zip(program.graph.ops, walked.ops, strict=True):
+    placed = Graph(program.placed.module)
+    assert [op.name for op in placed.ops] == [op.name for op in program.graph.ops]  # nothing moves
+    sizes = LocalBytes(placed, family.arrays)
+    for op, after in zip(program.graph.ops, placed.ops, strict=True):
         for value, found in zip(op.results, after.results, strict=True):
             if not value.rank:
                 continue

@@ -16,14 +16,14 @@ OPS = {"line": 8, "plane": 5}
 
 
 class Result:
-    """What a random program costs: at least, as planned, as walked, and by the solver's bound."""
+    """What a random program costs: at least, as planned, by the baseline, and by the solver's bound."""
 
     def __init__(self, name, seed):
         costs = sdy.CostModel(flop=1e-3) if seed % 2 else None
         program = modelled(name, seed, 2 + seed % (OPS[name] - 1), costs)
         self.model, self.start = program.model, program.modelled.start
         chosen = improved(self.model, self.start, program.modelled.table, program.modelled.atoms)
-        self.cost, self.walk = self.model.cost(chosen), self.model.cost(self.start)
+        self.cost, self.baseline = self.model.cost(chosen), self.model.cost(self.start)
 
     @property
     def least(self):
@@ -48,7 +48,7 @@ class Result:
 @pytest.mark.parametrize("seed", range(16))
 def test_small_programs_cost_the_least(name, seed, monkeypatch):
     result = Result(name, seed)
-    assert result.is_optimal and result.cost <= result.walk
+    assert result.is_optimal and result.cost <= result.baseline
     assert result.bound(monkeypatch) <= result.least * (1 + 1e-9)
 
 
@@ -58,7 +58,7 @@ def test_small_programs_cost_the_least_in_99_of_100(name, monkeypatch):
     missed = []
     for seed in range(500):
         result = Result(name, seed)
-        assert result.cost <= result.walk, seed
+        assert result.cost <= result.baseline, seed
         assert result.bound(monkeypatch) <= result.least * (1 + 1e-9), seed
         missed += [] if result.is_optimal else [seed]
         if seed % 50 == 49:

@@ -19,7 +19,7 @@ from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.placement.collectives import is_reduction, is_user_collective, user_collective
 from sdy_jax.lowering.planner.placement.op_placement import EdgePlacement, OperandSlot, OpPlacement
 from sdy_jax.lowering.planner.placement.op_reports import OpReports
-from sdy_jax.lowering.planner.placement.value_placement import Placement
+from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement
 from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, LayoutPlan, PlacedLayouts, PlacedProgram
 from sdy_jax.lowering.planner.problem.op_problem import Kind, Shardings, own_time
 from sdy_jax.lowering.planner.report import PartitionReport
@@ -32,7 +32,7 @@ from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
 
 # Reductions right where partial sums are made.
 #
-# The walk passes partial sums on through what is linear, since they may meet others there, or be scattered, which
+# Placement passes partial sums on through what is linear, since they may meet others there, or be scattered, which
 # costs less. Where nothing came of that, an all_reduce stands behind element-wise ops, which a compiler then fuses
 # neither with what makes the sums nor with what reads them: an array more in memory, and a kernel more to compile. So
 # it moves before them.
@@ -45,7 +45,7 @@ from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
 
 
 def reduce_early(inserted: Iterable[ir.Operation]) -> None:
-    """Moves the all_reduces among the collectives of a walked module before the element-wise ops in front of them."""
+    """Moves the all_reduces among the collectives of a placed module before the element-wise ops in front of them."""
     for op in inserted:
         if op.name == "sdy.all_reduce":
             while (index := _only_sum(op)) is not None:
@@ -110,17 +110,17 @@ def partition_locally(module: ir.Operation, setting: Setting) -> PartitionReport
     Returns:
         What was inserted.
     """
-    return Partitioner(prepared(module, setting), setting).run().report
+    return ProgramPlacement(prepared(module, setting), setting).run().report
 
 
-class Partitioner:
-    """One walk over a prepared program, which follows a plan where there is one."""
+class ProgramPlacement:
+    """The placement of a prepared program's ops and reshards, in one pass, by a plan where there is one."""
 
     def __init__(self, graph: Graph, setting: Setting, plan: LayoutPlan | None = None):
         self.graph, self._setting, self._plan = graph, setting, plan
         self._layouts, self._number = PlacedLayouts(), {op: n for n, op in enumerate(graph.ops)}
         self._report = PartitionReport(setting.inputs)
-        self._placement = Placement(graph, setting, self._report)
+        self._placement = ValuePlacement(graph, setting, self._report)
         self._mesh = self._placement.meshes.base
         self._reports = OpReports(self._report, self._placement, graph.module)
         self._edges = EdgePlacement(graph, self._placement, setting, plan)

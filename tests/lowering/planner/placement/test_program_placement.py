@@ -1,4 +1,4 @@
-"""Walking modules."""
+"""Placement of the ops and reshards of modules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ops_are_found_by_name_in_regions_too() -> None:
     assert _short(found) == ["negate", "compare", "negate"]
 
 
-def test_changes_during_a_walk_do_not_show() -> None:
+def test_changes_during_placement_do_not_show() -> None:
     module = parse(_LOOP)
     for op in pre_order(module.operation):
         if op.name == "stablehlo.negate":
