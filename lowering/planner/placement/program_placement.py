@@ -134,7 +134,7 @@ class ProgramPlacement:
     def run(self) -> PlacedProgram:
         """Rewrites the module, and says what was decided and inserted."""
         if self._plan is not None:
-            self._state_shared_layouts(self._plan)
+            self._state_expected_layouts(self._plan)
             self._placement.follow_copies(self._plan.copies, self._setting.target.compiler.order.runs_early)
         for argument in self.graph.arguments:
             self._placement.enter(argument)
@@ -214,7 +214,7 @@ class ProgramPlacement:
                 gone.add(op)
         return [op for op in self.graph.ops if op not in gone]
 
-    def _state_shared_layouts(self, plan: LayoutPlan) -> None:
+    def _state_expected_layouts(self, plan: LayoutPlan) -> None:
         """Writes to the module where several users of values expect them by the plan."""
         shared = ((self.graph.ops[number].results[index], layout) for (number, index), layout in plan.shared.items())
         self.graph.set_shardings(shared)

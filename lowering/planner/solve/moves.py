@@ -1,6 +1,6 @@
 """Moves, which leave each node a few candidates, and the PBQP that a move leaves, with Steiner nodes of values.
 
-See docs/explanation/planner.md#moves and docs/explanation/planner.md#shared-layouts.
+See docs/explanation/planner.md#moves and docs/explanation/planner.md#steiner-nodes.
 """
 
 from __future__ import annotations
@@ -142,11 +142,11 @@ def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]
 
 # The PBQP that a move leaves: each node has a few candidates, and the solver chooses for all at once.
 #
-# A value that several nodes take has a *shared layout*, through which it goes to them: so that what is shared is paid
-# for once, though the solver knows pairs only. Holding a value is charged to its shared layout, or to its maker where
-# it has none. Where holding has a price, the uses of an argument fall into *phases*, between which holding costs
-# most: each has a shared layout of its own, which takes the value from the shared layout before, held in between, or
-# anew from where it is made. See docs/explanation/planner.md#shared-layouts.
+# A value that several nodes take has a *Steiner node*, a layout through which it goes to them: so that what they share
+# is paid for once, though the solver knows pairs only. Holding a value is charged to its Steiner node, or to its maker
+# where it has none. Where holding has a price, the uses of an argument fall into *phases*, between which holding costs
+# most: each has a Steiner node of its own, which takes the value from the one before, held in between, or anew from
+# where it is made. See docs/explanation/planner.md#steiner-nodes.
 
 Costs = NDArray[np.float64]
 
@@ -160,8 +160,8 @@ _MOST_PHASES = 3
 are gathered for the backward pass are held until the update."""
 
 
-class _SharedLayout(NamedTuple):
-    """The shared layout of a value for some of its uses: its number in the problem, its candidates, and the first and
+class _SteinerNode(NamedTuple):
+    """The Steiner node of a value for some of its uses: its number in the problem, its candidates, and the first and
     the last node for which it is there, where that has a price."""
 
     number: int
@@ -194,20 +194,20 @@ class RestrictedProgram:
         """The best choice that the solver finds: no worse than the present one, as far as it sees."""
         learn_prices(self._model, [self])
         costs, start = list[Costs](), list[int]()
-        numbers, all_shared = list[int](), dict[int, list[_SharedLayout]]()
+        numbers, steiner_nodes = list[int](), dict[int, list[_SteinerNode]]()
         for node in range(len(self._model.nodes)):
             numbers.append(len(costs))
             costs.append(self._node_costs(node))
             start.append(0)
             for made in self._model.nodes[node].made:
-                all_shared[made] = self._shared_layouts(self._model.values[made], self._uses[made], len(costs))
-                for shared in all_shared[made]:
-                    costs.append(self._shared_costs(self._model.values[made], shared))
-                    start.append(shared.layouts.index(self._model.layout(self._now, self._maker(made))))
+                steiner_nodes[made] = self._steiner_nodes(self._model.values[made], self._uses[made], len(costs))
+                for steiner in steiner_nodes[made]:
+                    costs.append(self._steiner_costs(self._model.values[made], steiner))
+                    start.append(steiner.layouts.index(self._model.layout(self._now, self._maker(made))))
         problem = PBQP(costs)
         for made, uses in enumerate(self._uses):
             if uses:
-                self._add_edges(problem, numbers, made, all_shared[made])
+                self._add_edges(problem, numbers, made, steiner_nodes[made])
         _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
         solution = solve(problem, start, refines=True)
         chosen = [solution.choice[number] for number in numbers]
@@ -253,13 +253,13 @@ class RestrictedProgram:
             if uses:
                 yield value.shape, self._layouts_around(value)
 
-    def _shared_layouts(self, value: ModelValue, uses: list[Port], number: int) -> list[_SharedLayout]:
-        """The shared layouts of a value, one per phase, numbered from here; none for a value with a single use."""
+    def _steiner_nodes(self, value: ModelValue, uses: list[Port], number: int) -> list[_SteinerNode]:
+        """The Steiner nodes of a value, one per phase, numbered from here; none for a value with a single use."""
         if len(uses) < 2:
             return []
         layouts = self._layouts_around(value)
         if not self._model.holding_costs:
-            return [_SharedLayout(number, layouts, uses, 0, 0)]
+            return [_SteinerNode(number, layouts, uses, 0, 0)]
         places = {use: place for place, use in enumerate(value.uses)}
         needed = [value.needed[places[use]] for use in uses]
         phases = [list(range(len(uses)))]
@@ -267,7 +267,7 @@ class RestrictedProgram:
             phases = _phases(needed, self._model.holding)
         ends = [[needed[i] for i in phase] for phase in phases]
         return [
-            _SharedLayout(
+            _SteinerNode(
                 number + n, layouts, [uses[i] for i in phase], min(b for b, _ in found), max(e for _, e in found)
             )
             for n, (phase, found) in enumerate(zip(phases, ends, strict=True))
@@ -295,12 +295,12 @@ class RestrictedProgram:
         ends = (self._held(value, layouts, value.born, begin) for layouts in (made, taken))
         return np.minimum.outer(*ends)
 
-    def _shared_costs(self, value: ModelValue, shared: _SharedLayout) -> Costs:
+    def _steiner_costs(self, value: ModelValue, steiner: _SteinerNode) -> Costs:
         """What it costs to hold a value of several users in each layout."""
         if not self._model.holding_costs:
-            return zeros(len(shared.layouts))
-        costs = self._held(value, shared.layouts, shared.begin if value.is_at_hand else value.born, shared.end)
-        return np.where(np.isin(shared.layouts, self._at_hand(value)), 0.0, costs)
+            return zeros(len(steiner.layouts))
+        costs = self._held(value, steiner.layouts, steiner.begin if value.is_at_hand else value.born, steiner.end)
+        return np.where(np.isin(steiner.layouts, self._at_hand(value)), 0.0, costs)
 
     def _at_hand(self, value: ModelValue) -> list[int]:
         """The layouts in which a value takes no memory of its own."""
@@ -321,12 +321,12 @@ class RestrictedProgram:
         moved = np.not_equal.outer(sources, targets)
         return prices + moved * self._held(value, targets, begin, end) / value.times
 
-    def _add_edges(self, problem: PBQP, numbers: list[int], made: int, all_shared: list[_SharedLayout]) -> None:
-        """Adds the reshards of a value: from its maker to its only use, or to its shared layout and from there to all
+    def _add_edges(self, problem: PBQP, numbers: list[int], made: int, steiner_nodes: list[_SteinerNode]) -> None:
+        """Adds the reshards of a value: from its maker to its only use, or to its Steiner node and from there to all
         uses."""
         value, maker = self._model.values[made], self._maker(made)
         sources, rows = self._column(maker)
-        if not all_shared:
+        if not steiner_nodes:
             (use,) = self._uses[made]
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
@@ -334,25 +334,25 @@ class RestrictedProgram:
                 direct = direct + self._held_until(value, sources, use, targets) / value.times
             problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
             return
-        every = identity(len(all_shared[0].layouts))
-        to_shared = Ports(rows, every, self._matrix(value.shape, sources, all_shared[0].layouts), value.times)
-        problem.add(numbers[maker.node], all_shared[0].number, to_shared)
-        for shared, following in pairwise(all_shared):
-            onward = Ports(every, every, self._onward(value, shared, following), value.times)
-            problem.add(shared.number, following.number, onward)
-        for shared in all_shared:
-            for use in shared.uses:
+        every = identity(len(steiner_nodes[0].layouts))
+        to_steiner = Ports(rows, every, self._matrix(value.shape, sources, steiner_nodes[0].layouts), value.times)
+        problem.add(numbers[maker.node], steiner_nodes[0].number, to_steiner)
+        for steiner, following in pairwise(steiner_nodes):
+            onward = Ports(every, every, self._onward(value, steiner, following), value.times)
+            problem.add(steiner.number, following.number, onward)
+        for steiner in steiner_nodes:
+            for use in steiner.uses:
                 targets, columns = self._column(use)
-                prices = self._prices_to(value, shared.layouts, use, targets)
+                prices = self._prices_to(value, steiner.layouts, use, targets)
                 if len(sources) == 1:  # what is always made in one layout may go to each user from there
                     prices = np.minimum(prices, self._prices_to(value, sources, use, targets))
-                problem.add(shared.number, numbers[use.node], Ports(every, columns, prices, value.times))
+                problem.add(steiner.number, numbers[use.node], Ports(every, columns, prices, value.times))
 
-    def _onward(self, value: ModelValue, shared: _SharedLayout, following: _SharedLayout) -> Costs:
-        """The prices from a shared layout to that of the next phase: held in between, or recomputed from where it is at
+    def _onward(self, value: ModelValue, steiner: _SteinerNode, following: _SteinerNode) -> Costs:
+        """The prices from a Steiner node to that of the next phase: held in between, or recomputed from where it is at
         hand."""
-        layouts, at_hand = shared.layouts, self._at_hand(value)
-        held = self._held(value, layouts, shared.end + 1, following.begin - 1) / value.times
+        layouts, at_hand = steiner.layouts, self._at_hand(value)
+        held = self._held(value, layouts, steiner.end + 1, following.begin - 1) / value.times
         held = np.where(np.isin(layouts, at_hand), 0.0, held)
         kept = self._matrix(value.shape, layouts, layouts) + held[:, None]
         return np.minimum(kept, self._matrix(value.shape, at_hand, layouts))
@@ -378,17 +378,17 @@ def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], flo
     return [order[a:b] for a, b in pairwise(cuts)]
 
 
-def _settle(problem: PBQP, start: list[int], all_shared: Sequence[int]) -> None:
-    """Gives each shared layout, in place, the candidate that costs least beside those of its neighbours."""
-    edges: dict[int, list[tuple[int, Ports]]] = {shared: [] for shared in all_shared}
+def _settle(problem: PBQP, start: list[int], steiner_nodes: Sequence[int]) -> None:
+    """Gives each Steiner node, in place, the candidate that costs least beside those of its neighbours."""
+    edges: dict[int, list[tuple[int, Ports]]] = {steiner: [] for steiner in steiner_nodes}
     for edge in problem.edges:
         if edge.first in edges:
             edges[edge.first].append((edge.second, edge.ports))
         if edge.second in edges:
             edges[edge.second].append((edge.first, edge.ports.turned))
-    for shared, around in edges.items():
-        costs = problem.costs[shared]
+    for steiner, around in edges.items():
+        costs = problem.costs[steiner]
         for other, (rows, cols, prices, weight) in around:
             costs = costs + weight * prices[rows, cols[start[other]]]
-        if costs.min() < costs[start[shared]]:
-            start[shared] = int(costs.argmin())
+        if costs.min() < costs[start[steiner]]:
+            start[steiner] = int(costs.argmin())
