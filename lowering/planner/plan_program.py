@@ -279,7 +279,7 @@ def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> Pr
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
     parts, with something that is computed again; and of that, more in parts, as its layouts are others. `incumbent`:
     the cost of another program that fits."""
-    written = Program(search, prices=FEW, incumbent=incumbent)
+    written = Program(search, multipliers=FEW, incumbent=incumbent)
     if not written.fits and written.cheapest.cost > incumbent:
         raise GivenUp
     tried = [_again(written, named)]
@@ -287,15 +287,15 @@ def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> Pr
         tried += _in_parts(written)
     if not tried[-1].fits:
         parts = min(tried[1:] or tried, key=Program.rank)
-        again = _again(replace(parts, prices=FEW), named) if parts.blocked else parts
+        again = _again(replace(parts, multipliers=FEW), named) if parts.blocked else parts
         tried += [again, *_in_parts(again)] if again.blocked or again.what is not None else []
     return min(tried, key=Program.rank)
 
 
 def _again(program: Program, named: Collection[Mark]) -> Program:
-    """A program, with trials at few prices, that may compute something again; with trials at all prices else."""
+    """A program, with trials at few multipliers, that may compute something again; at all of them else."""
     if not program.search.policy.recompute:
-        return program.at_all_prices
+        return program.at_all_multipliers
     found = best_program(program, named)
     found.blocked = program.blocked
     return found

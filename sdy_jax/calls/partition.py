@@ -189,9 +189,10 @@ def partition(
             known; if nothing fits there, a warning and the plan say so. Else what "local" needs. Where nothing fits
             otherwise, the largest values, as scores or logits, are computed part by part (`Plan.blocked`).
         effort: with `layouts="global"`, how often the planner may choose layouts for the whole program, at most: once
-            for what costs least, then at other prices of work, or of memory where that does not fit. By default as
-            often as it takes, some ten times, and as often for each form of the program that computes something again,
-            or part by part. Less is quicker, and plans may send or hold more; they are equal everywhere.
+            for what costs least, then at other Lagrange multipliers of work, or of memory where that does not fit. By
+            default as often as it takes, some ten times, and as often for each form of the program that computes
+            something again, or part by part. Less is quicker, and plans may send or hold more; they are equal
+            everywhere.
         recompute: with `layouts="global"` and a limit of memory that no cheaper plan keeps, values that are held
             between a forward and a backward pass may be computed again: those that take least time for their bytes
             first, and those with a `jax.ad_checkpoint.checkpoint_name` last. Not in a function with `jax.checkpoint`,

@@ -215,7 +215,7 @@ class Rewrite:
     Attributes:
         kind: "again": what is held is computed again; "loops": what loops hold for other loops is; "parts": the largest
             values are made part by part.
-        price: of holding a byte, in seconds, at which ops run again.
+        memory_multiplier: seconds per byte that is held, at which ops run again.
         keeps_named: values that the user names are held.
         in_parts: what is computed again is so part by part, of what passes between them.
         shared: the bytes from which on a value that two groups share is computed again.
@@ -223,7 +223,7 @@ class Rewrite:
     """
 
     kind: Kind
-    price: float = 0.0
+    memory_multiplier: float = 0.0
     keeps_named: bool = False
     in_parts: bool = True
     shared: float = 0.0

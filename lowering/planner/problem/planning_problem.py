@@ -123,21 +123,21 @@ class PlanningProblem:
         maker = self.model.values[number].maker
         return maker.node if maker is not None else -1
 
-    def charge_holding(self, prices: Sequence[float]) -> None:
-        """Sets what it costs to hold a byte while an op runs, per op by its number; at each node, the most of the ops
-        since the node before."""
+    def set_memory_multipliers(self, multipliers: Sequence[float]) -> None:
+        """Sets the Lagrange multipliers of memory: what it costs to hold a byte while an op runs, per op by its number;
+        at each node, the most of the ops since the node before."""
         before, found = -1, list[float]()
         for part in self.parts:
-            found.append(max(prices[min(before + 1, part.until) : part.until + 1], default=0.0))
+            found.append(max(multipliers[min(before + 1, part.until) : part.until + 1], default=0.0))
             before = part.until
-        self.model.charge_holding(found)
+        self.model.set_memory_multipliers(found)
         for end in self.free_ends:
             self._charge_border(end)
 
     def _charge_border(self, end: FreeEnd) -> None:
         """Sets what it costs to hold an argument and a result all the time."""
         model, node = self.model, self.model.nodes[end.node]
-        always = model.holding(0, len(model.nodes) - 1) if model.holding_costs else 0.0
+        always = model.memory_price(0, len(model.nodes) - 1) if model.charges_memory else 0.0
         sizes = [model.values[number].shape for number in node.values if number >= 0]
         if sizes:
             held = (

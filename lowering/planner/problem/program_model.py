@@ -54,7 +54,7 @@ class Node:
 class ModelValue:
     """A value: its class, how often it is made, where it is made and taken.
 
-    Where holding has a price, or copies are recomputed, `place_uses` has said the rest:
+    Where memory has a multiplier, or copies are recomputed, `place_uses` has said the rest:
     `born`: the node from which on it is there. `needed`: per use, the first and the last node for which it must be.
     `is_at_hand`: it takes no memory of its own in the layout in which it is made: it is an argument, or its users
     compute it. `is_held_rounded`: a device holds it, and its copies, as products alone take it.
@@ -83,9 +83,9 @@ class CopyInLayout(NamedTuple):
 #
 # A node takes values (*ports*) in the layouts of its candidate and makes values in others. What the program costs is
 # the sum of the candidates' own costs and, per value, of the cheapest set of reshards that leads from the layout in
-# which it is made to all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a
-# price, what a reshard made may be given up between two uses and recomputed for the second, from the layout in which
-# the value was made. See docs/explanation/planner.md#the-problem.
+# which it is made to all those in which it is taken: a layout is paid for once, whoever takes it. Where memory has a
+# multiplier, what a reshard made may be given up between two uses and recomputed for the second, from the layout in
+# which the value was made. See docs/explanation/planner.md#the-problem.
 
 
 def _uses_of_copies(value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, list[int]]:
@@ -112,7 +112,7 @@ class ProgramModel:
         self.prices = prices
         self.nodes: list[Node] = []
         self.values: list[ModelValue] = []
-        self._work_price = 1.0
+        self._work_multiplier = 1.0
         self._held_before: list[float] = []
         """Per node, what it costs to hold a byte from the start of the program to before the node."""
         self._spread: dict[tuple[ValueClass, int, frozenset[int]], float] = {}
@@ -149,9 +149,9 @@ class ProgramModel:
         self.prices.add_to_each(least)
         self._spread.clear()
 
-    def price_work(self, price: float) -> None:
-        """Sets the price of work, as a multiple of what the cost model says."""
-        dearer, self._work_price = price / self._work_price, price
+    def set_work_multiplier(self, multiplier: float) -> None:
+        """Sets the Lagrange multiplier of work, a multiple of what the cost model says."""
+        dearer, self._work_multiplier = multiplier / self._work_multiplier, multiplier
         known: dict[int, list[Candidate]] = {}
         for node in self.nodes:
             candidates = node.candidates
@@ -165,16 +165,16 @@ class ProgramModel:
         for node in self.nodes:
             node.candidates = known[id(node.candidates)]
 
-    def charge_holding(self, prices: Sequence[float]) -> None:
-        """Sets what it costs to hold a byte at each node; nothing if there are no prices."""
-        self._held_before = [0.0, *accumulate(prices)] if any(prices) else []
+    def set_memory_multipliers(self, multipliers: Sequence[float]) -> None:
+        """Sets the Lagrange multiplier of memory at each node: what it costs to hold a byte there."""
+        self._held_before = [0.0, *accumulate(multipliers)] if any(multipliers) else []
 
     @property
-    def holding_costs(self) -> bool:
-        """Whether holding has a price."""
+    def charges_memory(self) -> bool:
+        """Whether memory has a multiplier."""
         return bool(self._held_before)
 
-    def holding(self, begin: int, end: int) -> float:
+    def memory_price(self, begin: int, end: int) -> float:
         """What it costs to hold a byte at the nodes from one to another, both included."""
         return self._held_before[end + 1] - self._held_before[begin] if end >= begin else 0.0
 
@@ -292,7 +292,7 @@ class ProgramModel:
         return 0.0 if value.is_at_hand else self._price(value, made, value.born, until)
 
     def _price(self, value: ModelValue, layout: int, begin: int, end: int) -> float:
-        return self.bytes_of(value, layout) * self.holding(begin, end)
+        return self.bytes_of(value, layout) * self.memory_price(begin, end)
 
     def _copies(self, value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, _Copy]:
         """What the copies in other layouts cost, by layout."""

@@ -2,10 +2,9 @@
 
 jax keeps what a derivative needs of the forward pass: of a scan, stacks with an entry per trip. Where a program does
 not fit, some of these values are computed again of others, by the ops that made them. Which ones is a minimum cut: the
-ops that run again cost their time, and each value that stays costs a price for its bytes, which rises until enough is
-saved.
-Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the cut as in the partitioner of PyTorch's
-AOTAutograd; `jax.checkpoint`, whose policies state by hand what is found here.
+ops that run again cost their time, and each value that stays costs a Lagrange multiplier times its bytes, which rises
+until enough is saved. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the cut as in the
+partitioner of PyTorch's AOTAutograd; `jax.checkpoint`, whose policies state by hand what is found here.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ from sdy_jax.lowering.planner.rewrites.recomputation_prices import (
     priced_segments,
 )
 from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
-from sdy_jax.lowering.planner.search.memory_search import FEW, PRICES, GivenUp
+from sdy_jax.lowering.planner.search.memory_search import FEW, MULTIPLIERS, GivenUp
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
 
 # What of a program is computed again, so that it holds so many bytes less.
 
 _RANGE = 1e6
-"""The prices of a byte that are tried: up to so many times what all ops take by all bytes, and down to that part.
+"""The multipliers of memory that are tried: up to so many times what all ops take by all bytes, and down to that part.
 Guessed, a guard: wide enough that one end saves nothing and the other all that can be."""
 
 _STEPS = 24
-"""How often the range of prices is halved, in the logarithm. Guessed: 24 leave a factor of 1 + 2e-6 of a range of 1e12;
-each is a minimum cut."""
+"""How often the range of multipliers is halved, in the logarithm. Guessed: 24 leave a factor of 1 + 2e-6 of a range of
+1e12; each is a minimum cut."""
 
 
-def recomputed(graph: Graph, segments: Sequence[PricedSegment], price: float) -> tuple[Graph, Recomputed] | None:
+def recomputed(graph: Graph, segments: Sequence[PricedSegment], multiplier: float) -> tuple[Graph, Recomputed] | None:
     """A program that computes again what costs less than it does to hold it.
 
     Args:
         graph: the program, which is rewritten.
         segments: what of it may run again.
-        price: of holding a byte, in seconds.
+        multiplier: of memory, in seconds per byte that is held.
 
     Returns:
         The program, and what is computed again; None where that is nothing.
     """
-    found = [(segment, segment.again(price)) for segment in segments]
+    found = [(segment, segment.again(multiplier)) for segment in segments]
     saved = sum([segment.saved(again) for segment, again in found])
     if saved <= 0:
         return None
@@ -70,11 +69,11 @@ def recomputed(graph: Graph, segments: Sequence[PricedSegment], price: float) ->
     return without_unread(erase_dead_code(Graph(graph.module))), what
 
 
-def price_that_saves(segments: Sequence[PricedSegment], saving: float) -> float:
-    """The least price of a byte at which so many bytes are held less; the highest one tried, if that is never."""
+def multiplier_that_saves(segments: Sequence[PricedSegment], saving: float) -> float:
+    """The least multiplier of memory at which so many bytes are held less; the highest one tried, if that is never."""
 
-    def saved(price: float) -> float:
-        return sum([segment.saved(segment.again(price)) for segment in segments])
+    def saved(multiplier: float) -> float:
+        return sum([segment.saved(segment.again(multiplier)) for segment in segments])
 
     seconds, size = (sum([getattr(segment, name) for segment in segments]) for name in ("seconds", "bytes"))
     if not (seconds and size):
@@ -97,31 +96,31 @@ _MORE = 1.2
 next try misses the limit by little again; with more, more runs again than need be."""
 
 _NEAR = 0.6
-"""The share of what it may hold that a program may hold too much, so that it is worth to try all prices. Guessed: a
-search that is spared where layouts alone will hardly do."""
+"""The share of what it may hold that a program may hold too much, so that it is worth to try all multipliers. Guessed:
+a search that is spared where layouts alone will hardly do."""
 
 
 @dataclass(eq=False)
 class Program:
-    """A program with the trials that were tried at so many prices of holding, what it computes again, what in parts,
-    and how it was rewritten for that; `incumbent`: the cost of another program that fits."""
+    """A program with the trials that were tried at so many multipliers of memory, what it computes again, what in
+    parts, and how it was rewritten for that; `incumbent`: the cost of another program that fits."""
 
     search: LayoutSearch
     what: Recomputed | None = None
-    prices: int = PRICES
+    multipliers: int = MULTIPLIERS
     blocked: tuple[InParts, ...] = ()
     rewrites: tuple[tuple[Rewrite, LayoutPlan | None], ...] = ()
     incumbent: float = math.inf
 
     @property
-    def at_all_prices(self) -> Program:
-        """The same with trials at as many prices as there are."""
-        return replace(self, prices=PRICES)
+    def at_all_multipliers(self) -> Program:
+        """The same with trials at as many multipliers as there are."""
+        return replace(self, multipliers=MULTIPLIERS)
 
     @cached_property
     def found(self) -> list[PartitionedProgram]:
         """The trials."""
-        return self.search.found(self.prices)
+        return self.search.found(self.multipliers)
 
     @property
     def least(self) -> PartitionedProgram:
@@ -183,7 +182,7 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
     `jax.checkpoint` says what is held.
 
     Args:
-        written: the program as it is, with trials at few prices.
+        written: the program as it is, with trials at few multipliers.
         named: the lines and types of values that are held where anything fits by that.
 
     Raises:
@@ -192,11 +191,11 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
     """
     graph = written.search.graph
     if may_mention(graph.module, RUN_AGAIN) and any(is_computed_again(op.mlir.location) for op in graph.ops):
-        return written.at_all_prices
+        return written.at_all_multipliers
     others = _quicker if written.search.budget.fits(written.cheapest) else _holding_less
     best = min([written, *others(written, named)], key=Program.rank)
     if not best.fits:
-        best = min(best, written.at_all_prices, key=Program.rank)
+        best = min(best, written.at_all_multipliers, key=Program.rank)
     if best.what is not None:
         best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
     return best
@@ -204,10 +203,10 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
 
 def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     """One that computes again in a loop what takes longer to write in another loop, and to read."""
-    price = 2 * written.search.costs.memory
-    if not price or not forward_loops(written.search.graph):
+    multiplier = 2 * written.search.costs.memory
+    if not multiplier or not forward_loops(written.search.graph):
         return
-    rewrite = Rewrite("loops", price, keeps_named=True)
+    rewrite = Rewrite("loops", multiplier, keeps_named=True)
     found = rewritten(written, rewrite, named)
     if found is not None:
         yield Program(written.of(found[0]), found[1], rewrites=written.after(rewrite))
@@ -257,8 +256,8 @@ def _saving(
     where nothing can be saved."""
     copy = Graph(copied(written.search.graph.module))
     segments = _segments(written, copy, again, kept)
-    rewrite = replace(again, price=price_that_saves(segments, saving))
-    found = recomputed(copy, segments, rewrite.price)
+    rewrite = replace(again, memory_multiplier=multiplier_that_saves(segments, saving))
+    found = recomputed(copy, segments, rewrite.memory_multiplier)
     return None if found is None else (rewrite, *found)
 
 
@@ -266,7 +265,7 @@ def rewritten(written: Program, rewrite: Rewrite, named: Collection[Mark]) -> tu
     """A program with something that is computed again; None where that is nothing."""
     copy = Graph(copied(written.search.graph.module))
     segments = _segments(written, copy, rewrite, named if rewrite.keeps_named else ())
-    return recomputed(copy, segments, rewrite.price)
+    return recomputed(copy, segments, rewrite.memory_multiplier)
 
 
 def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[Mark]) -> list[PricedSegment]:
@@ -278,7 +277,7 @@ def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[
 
 
 def _searched(written: Program, graph: Graph, what: Recomputed, rewrite: Rewrite) -> Program:
-    """A form of a program, with trials at all prices where few of them nearly have it fit."""
+    """A form of a program, with trials at all multipliers where few of them nearly have it fit."""
     quick = Program(written.of(graph), what, FEW, rewrites=written.after(rewrite), incumbent=written.incumbent)
     is_near = quick.too_much <= _NEAR * quick.search.limit
-    return quick.at_all_prices if is_near and not quick.fits else quick
+    return quick.at_all_multipliers if is_near and not quick.fits else quick

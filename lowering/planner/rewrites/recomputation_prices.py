@@ -1,4 +1,4 @@
-"""What recomputation costs and saves: prices of ops and values, and a minimum cut per segment and price of a byte."""
+"""What recomputation costs and saves: prices of ops and values, and a minimum cut per segment and multiplier."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _maker(value: Value) -> Op | None:
     return op
 
 
-# Which ops of a segment run again, at a price of holding a byte: a minimum cut.
+# Which ops of a segment run again, at a Lagrange multiplier of memory: a minimum cut.
 #
 # A node per op says whether it runs again, one per value whether it is there later. What is needed is there. If an op
 # runs again, what it takes of its part is there; a value is there because its op runs again, which costs the op's
@@ -161,7 +161,7 @@ _FINITE = 2**28
 
 
 def ops_to_run_again(
-    segment: Segment, seconds: Callable[[Op], float], held_bytes: Callable[[Value], float], price: float
+    segment: Segment, seconds: Callable[[Op], float], held_bytes: Callable[[Value], float], multiplier: float
 ) -> frozenset[Op]:
     """The ops that run again, where time and what is held together cost least; the fewest of them.
 
@@ -169,7 +169,7 @@ def ops_to_run_again(
         segment: the ops, and what is needed of them.
         seconds: the time of an op; infinite where it may not run again.
         held_bytes: what a value takes if it is held, where nothing holds it yet.
-        price: of holding a byte, in seconds.
+        multiplier: of memory, in seconds per byte that is held.
     """
     edges = _Edges()
     values = dict.fromkeys(segment.needed)
@@ -182,7 +182,7 @@ def ops_to_run_again(
     made = set(segment.ops)
     for value in values:
         size = segment.needed[value] if value in segment.needed else held_bytes(value)
-        edges.add(value, value.owner if value.owner in made else _SINK, price * size)
+        edges.add(value, value.owner if value.owner in made else _SINK, multiplier * size)
     for value in segment.needed:
         edges.add(_SOURCE, value, math.inf)
     reached = edges.reached()
@@ -228,7 +228,7 @@ class _Edges:
         )
 
 
-# Segments of a program with prices: what runs again at a price of a byte, and what that saves.
+# Segments of a program with prices: what runs again at a multiplier of memory, and what that saves.
 
 Mark = tuple[str, str]
 """The line and the type, without axes, of a value."""
@@ -280,11 +280,13 @@ class PricedSegment:
         """The time of all ops that may run again."""
         return sum([time for time in self._times.values() if time < math.inf])
 
-    def again(self, price: float) -> frozenset[Op]:
-        """The ops that run again at a price of a byte."""
-        if price not in self._known:
-            self._known[price] = ops_to_run_again(self._segment, self._times.__getitem__, self._held_bytes, price)
-        return self._known[price]
+    def again(self, multiplier: float) -> frozenset[Op]:
+        """The ops that run again at a multiplier of memory."""
+        if multiplier not in self._known:
+            self._known[multiplier] = ops_to_run_again(
+                self._segment, self._times.__getitem__, self._held_bytes, multiplier
+            )
+        return self._known[multiplier]
 
     def saved(self, again: frozenset[Op]) -> float:
         """The bytes that are held less."""

@@ -133,7 +133,7 @@ def numbered_uses(held: Sequence[HeldCopy], freed: set[tuple[int, int]]) -> Iter
                 number += (n, i) in freed
 
 
-# When values are needed: from which node of the model to which, so that holding them can have a price.
+# When values are needed: from which node of the model to which, so that memory can have a multiplier.
 #
 # See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 

@@ -23,7 +23,7 @@ from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem, p
 from sdy_jax.lowering.planner.problem.program_model import Chosen, ProgramModel
 from sdy_jax.lowering.planner.search.baseline import baseline_of
 from sdy_jax.lowering.planner.search.memory_search import (
-    PRICES,
+    MULTIPLIERS,
     MemoryBudget,
     ProgramsTried,
     border_too_large,
@@ -78,7 +78,8 @@ def _is_same(program: PlanningProblem, layout: int, sharding: TensorSharding) ->
     return program.table.shardings[layout].same_layout_as(sharding)
 
 
-# The best choice of layouts where work has a price: it rises until ops perform hardly more than in the baseline.
+# The best choice of layouts where work has a Lagrange multiplier: it rises until ops perform hardly more than in the
+# baseline.
 
 _WORTH = 1 / 16
 """The share of what the baseline's reshards cost on average that another one has to save: each is time to compile, and
@@ -99,17 +100,18 @@ collectives, 1.8 and 1.5 of the bytes, to save a tenth of the work; with it 11 a
 sends more; with four times as much a perceptron's sends 1.09."""
 
 _TRIES = 8
-"""Prices of work that are tried. Guessed, a guard: the price is 4^7 times the first by then, or what it has to be."""
+"""Multipliers of work that are tried. Guessed, a guard: the last is 4^7 times the first by then, or what it has to
+be."""
 
 _DEARER = 4.0
-"""By how much the price of work rises from try to try. Guessed: with less, more tries; with more, bytes are paid for
-work that a lower price would have saved as well. It rises faster where the last price would be too low for what the
+"""By how much the multiplier of work rises from try to try. Guessed: with less, more tries; with more, bytes are paid
+for work that a lower one would have saved as well. It rises faster where the last one would be too low for what the
 first choice saves, as by a model of latencies in which work costs next to nothing."""
 
 
 def best_choice(choices: Choices, latency: float = 0.0, least_worth: float = 0.0) -> Chosen:
-    """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
-    work that rises where the best one does. `latency`: that of a collective; 0 where that is not known.
+    """The best choice that was found, if memory costs nothing; of those that do not do too much work, at a
+    multiplier of work that rises where the best one does. `latency`: that of a collective; 0 where that is not known.
     `least_worth`: what each has to save then, at least."""
     program = choices.program
     model, start = program.model, program.start
@@ -122,12 +124,12 @@ def best_choice(choices: Choices, latency: float = 0.0, least_worth: float = 0.0
             return found
         if number == 1:
             dearer = max(dearer, _worthless_from(model, start, found) ** (1 / (_TRIES - 1)))
-        model.price_work(dearer**number)
+        model.set_work_multiplier(dearer**number)
     return start
 
 
 def _worthless_from(model: ProgramModel, start: Chosen, found: Chosen) -> float:
-    """The price of work, as a multiple of today's, at which a choice costs as much as that which it is to replace."""
+    """The multiplier of work, as a multiple of today's, at which a choice costs as much as the one before it."""
     more = model.work(found) - model.work(start)
     return 1 + (model.cost(start) - model.cost(found)) / more if more > 0 else 1.0
 
@@ -145,7 +147,7 @@ _TOLERATED = 0.01
 """The share of what the baseline holds that a plan may hold more, on devices whose memory is not known. Guessed: the
 estimate is no better than that; with none, plans that save much are refused for some kilobytes."""
 
-_HOLDING = 0.04
+_MEMORY_WORTH = 0.04
 """The share of a program's cost that it is worth to hold nothing instead of all that a device has. Measured (2026-11,
 `scripts/bench_models`, 8B model, 256 chips of v5e): weights that are gathered once before a loop of 32 layers, instead
 of in each trip, save a hundredth of the time, and hold twice of what such a chip has. With less, they are gathered
@@ -205,7 +207,7 @@ class LayoutSearch:
     def budget(self) -> MemoryBudget:
         """What the program may hold, and send."""
         return MemoryBudget(
-            self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._incumbent
+            self.limit, self.setting.target.memory, _MEMORY_WORTH, self.costs.unit == "seconds", self._incumbent
         )
 
     @property
@@ -230,11 +232,11 @@ class LayoutSearch:
         axes = [AxisRef(axis.name) for axis in self.mesh.axes if axis.size > 1]
         return max([self.costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
 
-    def found(self, prices: int = PRICES) -> list[PartitionedProgram]:
+    def found(self, multipliers: int = MULTIPLIERS) -> list[PartitionedProgram]:
         """All trials that were tried, the baseline first, which is alone where it sends nothing and fits.
 
         Args:
-            prices: of holding, that are tried at most where the cheapest one does not fit.
+            multipliers: of memory, that are tried at most where the cheapest one does not fit.
 
         Raises:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
@@ -243,16 +245,16 @@ class LayoutSearch:
         if self.policy.memory is not None and (peak := self.baseline.peak).border > self.limit:
             raise border_too_large(self.graph, layouts, peak.total, self.setting.inputs, self.mesh, self.limit)
         must_plan = self.baseline.sends or not self._baseline_fits
-        return self.planned(prices) if must_plan else [self.baseline]
+        return self.planned(multipliers) if must_plan else [self.baseline]
 
-    def planned(self, prices: int = PRICES) -> list[PartitionedProgram]:
+    def planned(self, multipliers: int = MULTIPLIERS) -> list[PartitionedProgram]:
         """The trials by plans that were tried, the baseline first. Where the model promises little it is alone."""
         if not self.can_be_planned or self._tried is None:
             return [self.baseline]
-        trials = self._tried.at_prices(prices)
+        trials = self._tried.at_multipliers(multipliers)
         if not self._least_worth or self.allowed(trials) not in ([], [self.baseline]) or self._tried_for_less is None:
             return trials
-        return self._tried_for_less.at_prices(prices)
+        return self._tried_for_less.at_multipliers(multipliers)
 
     @property
     def _least_worth(self) -> float:

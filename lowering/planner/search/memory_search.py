@@ -29,7 +29,7 @@ from sdy_jax.lowering.planner.solve.improvement import Choices
 # What a program may hold on a device, and which of several programs is the best within that.
 
 _COMPARED = 2
-"""How often its small price holding has where trials are compared. Measured (2026-11, `scripts/bench_models`): a step
+"""How often its small price memory has where trials are compared. Measured (2026-11, `scripts/bench_models`): a step
 that holds 48 of 60 GiB for 4 percent of the time, as hidden collectives count, stood beside one that holds 11, and won
 with 1."""
 
@@ -37,7 +37,7 @@ with 1."""
 class MemoryBudget(NamedTuple):
     """What a program may hold.
 
-    `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
+    `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `worth`: the share of a
     program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send little more than
     the baseline, where that fits, and only to save time: a model of time says what it saves, but not what it costs
     others on the links. `incumbent`: the cost of a program that fits.
@@ -45,14 +45,14 @@ class MemoryBudget(NamedTuple):
 
     limit: float
     memory: float
-    holding: float
+    worth: float
     saves_bytes: bool = False
     incumbent: float = math.inf
 
     def byte(self, cost: float) -> float:
         """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
         devices is known."""
-        return self.holding * cost / self.memory if self.memory else 0.0
+        return self.worth * cost / self.memory if self.memory else 0.0
 
     def fits(self, trial: PartitionedProgram) -> bool:
         """Whether a trial keeps within the limit."""
@@ -151,47 +151,47 @@ def _sizes(
 
 # The search for a program that keeps within a device's memory.
 #
-# First what costs least is tried. Where that holds too much, copies of values in other layouts are freed between
-# their uses and recomputed: those that cost least for what they free at the moments at which too much is live. In the
-# end holding a byte gets a price at these moments, which rises until the choice for the whole program fits. See
-# docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
+# First what costs least is tried. Where that holds too much, copies of values in other layouts are freed between their
+# uses and recomputed: those that cost least for what they free at the moments at which too much is live. In the end
+# memory gets a Lagrange multiplier at these moments, the price of a byte, which rises until the choice for the whole
+# program fits. See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 
-PRICES = 8
-"""Prices of holding that are tried. Guessed, a guard of planning time: each is a solve and a trial; with fewer, the
-search ends above a limit that some price would meet."""
+MULTIPLIERS = 8
+"""Multipliers of memory that are tried. Guessed, a guard of planning time: each is a solve and a trial; with fewer, the
+search ends above a limit that some multiplier would meet."""
 
 FEW = 2
-"""Prices that are tried of a program that will hardly fit as it is: what it costs to hold less then says how it is
+"""Multipliers that are tried of a program that will hardly fit as it is: what it costs to hold less then says how it is
 rewritten. Guessed: each is a solve and a trial of a program that will change anyway."""
 
 _STEEPER = 16.0
-"""By how much the price of holding rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of an 8B
-model on 256 chips all layers are gathered in the loops at 256 times the first price; of prices that rise by four the
-last ones were never tried."""
+"""By how much the multiplier of memory rises while it changes nothing. Measured (2026-11, `scripts/bench_models`): of
+an 8B model on 256 chips all layers are gathered in the loops at 256 times the first one; of multipliers that rise by
+four the last ones were never tried."""
 
 _STEEP = 4.0
 """By how much it rises where it does. Measured (2026-11, `scripts/bench_models`): the same model's layers, unrolled,
-held 14.8 GiB of 14.2 at 16 times the first price and 9.3 at 64 times; at 256 times whole activations were gathered at
-moments that nobody had priced."""
+held 14.8 GiB of 14.2 at 16 times the first multiplier and 9.3 at 64 times; at 256 times whole activations were gathered
+at moments that nobody had priced."""
 
 _CLOSER = 2
-"""Prices that are tried between the lowest at which the program fits and the highest at which it does not. Guessed:
-each is a solve and a trial; with none, a plan may hold much less than it may, and send more for it."""
+"""Multipliers that are tried between the lowest at which the program fits and the highest at which it does not.
+Guessed: each is a solve and a trial; with none, a plan may hold much less than it may, and send more for it."""
 
 _IDLE = 3
-"""Prices that are tried in a row though nothing holds less than before. Guessed: with 1, the search gives up before the
-steep prices; with more, it takes longer to say that nothing fits."""
+"""Multipliers that are tried in a row though nothing holds less than before. Guessed: with 1, the search gives up
+before the steep ones; with more, it takes longer to say that nothing fits."""
 
 _LITTLE = 0.1
 """The share of what the best choice's collectives cost that a program that fits may cost more, before others are tried.
-Guessed: with 0, each program that frees copies is searched at all prices; with much, dear plans stay."""
+Guessed: with 0, each program that frees copies is searched at all multipliers; with much, dear plans stay."""
 
 _FULL = 0.25
 """The share of a device's memory from which on it matters how much of it a program holds that fits. Guessed: with less,
 small programs are searched as if memory were short, which takes some solves each."""
 
 _SAVING = (1.0, 1.0, 8.0, 64.0)
-"""Choices that are made, where it does: at the price that holding always has, and at higher ones, as a compiler may
+"""Choices that are made, where it does: at the price that memory always has, and at higher ones, as a compiler may
 hide what is sent instead. Measured (2026-11, `scripts/bench_models`): an 8B model on 64 H100s that gathers weights in
 each trip, not before the loop, takes 0.92 of the time by the model, which then counts what is hidden, and holds 8.3 GiB
 instead of 28.5."""
@@ -202,36 +202,36 @@ _MANY = 1_500_000
 8 s and save half, and 2,300,000 along two parts of it, where they take 25 s for each of three plans and save none."""
 
 _CHEAPER = 4.0
-"""By how much the price of work falls from try to try, where its savings are paid for with bytes. Guessed, as
+"""By how much the multiplier of work falls from try to try, where its savings are paid for with bytes. Guessed, as
 `_DEARER`."""
 
 _CHEAPENED = 3
-"""Prices of work that are tried there. Guessed: each is a solve and a trial; with none, plans by time may send more
-bytes than op by op."""
+"""Multipliers of work that are tried there. Guessed: each is a solve and a trial; with none, plans by time may send
+more bytes than op by op."""
 
 _FREED = 2
 """How often more copies are freed, where what was freed before was not enough. Guessed: freeing one copy moves the peak
-to another moment; with more, solves at a price of holding would do better."""
+to another moment; with more, solves at a multiplier of memory would do better."""
 
 _NEARLY = 0.5
-"""The share of what may be held beside arguments and results from which on holding has a price. Guessed: with 1,
+"""The share of what may be held beside arguments and results from which on memory has a multiplier. Guessed: with 1,
 moments that are nearly full are filled by what is freed at the worst one; with 0, all is paid for that never was in the
 candidate."""
 
 _EVERYWHERE = 0.5
-"""The share of the price at the worst moment that holding has at all others. Measured (2026-11, `scripts/bench_models`,
-70B model): without it whole activations were gathered at moments that nobody had priced."""
+"""The share of the multiplier at the worst moment that memory has at all others. Measured (2026-11,
+`scripts/bench_models`, 70B model): without it whole activations were gathered at moments that nobody had priced."""
 
 
 FollowPlan = Callable[[LayoutPlan], PartitionedProgram]
 
 
 class ProgramsTried:
-    """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising prices of holding
-    until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it: those
-    that hold less cost more. Where it fits, but sends more bytes than the baseline to save work, trials at falling
-    prices of work if it may not; and where it holds much of a device's memory, trials by what is best if holding has
-    its small price.
+    """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising multipliers of
+    memory until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it:
+    those that hold less cost more. Where it fits, but sends more bytes than the baseline to save work, trials at
+    falling multipliers of work if it may not; and where it holds much of a device's memory, trials by what is best if
+    memory has its small price.
 
     They are made as far as they are asked for, each once.
     """
@@ -247,18 +247,18 @@ class ProgramsTried:
         self._kept: list[PartitionedProgram] = []
         search = _MemorySearch(choices, baseline, budget, partitioned, self._kept)
         self._further = search.run(best)
-        self._per_price: list[list[PartitionedProgram]] = []
-        """Per price, the trials until then."""
+        self._per_multiplier: list[list[PartitionedProgram]] = []
+        """Per multiplier, the trials until then."""
 
-    def at_prices(self, most: int = PRICES) -> list[PartitionedProgram]:
-        """The trials at `FEW` prices of holding or at `PRICES` at most; those that will not be chosen are forgotten."""
-        for trials in islice(self._further, max(most - len(self._per_price), 0)):
-            self._per_price.append(trials)
-            if len(self._per_price) == FEW:
+    def at_multipliers(self, most: int = MULTIPLIERS) -> list[PartitionedProgram]:
+        """The trials at `FEW` or at `MULTIPLIERS` multipliers at most; those that will not be chosen are forgotten."""
+        for trials in islice(self._further, max(most - len(self._per_multiplier), 0)):
+            self._per_multiplier.append(trials)
+            if len(self._per_multiplier) == FEW:
                 self._kept += trials
-        if len(self._per_price) < most or most == PRICES:
+        if len(self._per_multiplier) < most or most == MULTIPLIERS:
             self._further = iter(())  # which has the model, and that is large
-        return self._per_price[min(most, len(self._per_price)) - 1]
+        return self._per_multiplier[min(most, len(self._per_multiplier)) - 1]
 
 
 class _MemorySearch:
@@ -278,13 +278,13 @@ class _MemorySearch:
         self.trials: dict[object, PartitionedProgram] = {tuple(self._program.start): baseline}
 
     def run(self, best: Chosen) -> Iterator[list[PartitionedProgram]]:
-        """The trials that were made until after each price of holding, from the best choice on if it costs nothing."""
+        """The trials that were made until after each multiplier, from the best choice on if memory costs nothing."""
         if self._budget.is_dear(cheapest := self._with_copies(best, {})) and not self._budget.fits(cheapest):
             yield list(self.trials.values())  # what holds less costs more
             return
         trial = self.follow(best)
         if not self._budget.fits(trial):
-            yield from (list(self.trials.values()) for _ in self._raise_prices(best, trial))
+            yield from (list(self.trials.values()) for _ in self._raise_multipliers(best, trial))
             return
         if not self._budget.allows(trial, self._baseline):
             best, trial = self._send_less(best, trial)
@@ -349,18 +349,18 @@ class _MemorySearch:
         """The least that a trial holds."""
         return min(trial.peak.total for trial in self.trials.values())
 
-    def _raise_prices(self, best: Chosen, trial: PartitionedProgram) -> Iterator[None]:
-        """Tries choices at rising prices of holding, one after the other."""
+    def _raise_multipliers(self, best: Chosen, trial: PartitionedProgram) -> Iterator[None]:
+        """Tries choices at rising multipliers of memory, one after the other."""
         program, chosen = self._timed, best
-        prices = self._first_prices(trial)
-        low, high, closer, idle = np.zeros_like(prices), None, 0, 0
-        for _ in range(PRICES):
-            program.charge_holding(prices.tolist())
+        multipliers = self._first_multipliers(trial)
+        low, high, closer, idle = np.zeros_like(multipliers), None, 0, 0
+        for _ in range(MULTIPLIERS):
+            program.set_memory_multipliers(multipliers.tolist())
             before, count = self._lowest, len(self.trials)
             chosen = self._choices.improved(chosen, nearby=True)
             trial = self.follow(chosen)
             fits = self._budget.fits(trial)
-            low, high = (low, prices) if fits else (prices, high)
+            low, high = (low, multipliers) if fits else (multipliers, high)
             idle = 0 if fits or self._lowest < before else idle + 1
             yield
             if (
@@ -373,14 +373,14 @@ class _MemorySearch:
                 break
             closer += int(high is not None and bool(low.any()))
             steep = _STEEPER if len(self.trials) == count else _STEEP
-            prices = self._raised(prices, trial, steep) if high is None else _between(low, high)
+            multipliers = self._raised(multipliers, trial, steep) if high is None else _between(low, high)
 
     def _send_less(self, best: Chosen, trial: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
-        """The choice at the highest price of work with which no more bytes are sent than may be, and its trial; the
-        last one that was tried, if there is none."""
+        """The choice at the highest multiplier of work with which no more bytes are sent than may be, and its trial;
+        the last one that was tried, if there is none."""
         program, chosen = self._program, best
         for number in range(1, _CHEAPENED + 1):
-            program.model.price_work(_CHEAPER**-number)
+            program.model.set_work_multiplier(_CHEAPER**-number)
             chosen = self._choices.improved(chosen)
             trial = self.follow(chosen)
             if not trial.sends_too_much_beside(self._baseline):
@@ -388,19 +388,20 @@ class _MemorySearch:
         return chosen, trial
 
     def _save(self, best: Chosen, trial: PartitionedProgram) -> None:
-        """Tries choices at prices of holding a byte at the moments at which most is held."""
-        program, chosen, prices = self._timed, best, np.zeros(1)
+        """Tries choices at multipliers of memory at the moments at which most is held."""
+        program, chosen, multipliers = self._timed, best, np.zeros(1)
         byte = self._budget.byte(min(each.cost for each in self.trials.values()))
         for times in _SAVING:
-            tight, before = self._tight(trial), prices
-            prices = np.maximum(prices, times * byte * tight / tight.sum())
-            if not np.array_equal(prices, before):
-                program.charge_holding(prices.tolist())
+            tight, before = self._tight(trial), multipliers
+            multipliers = np.maximum(multipliers, times * byte * tight / tight.sum())
+            if not np.array_equal(multipliers, before):
+                program.set_memory_multipliers(multipliers.tolist())
                 chosen = self._choices.improved(chosen)
                 trial = self.follow(chosen)
 
-    def _first_prices(self, trial: PartitionedProgram) -> PerOp:
-        """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
+    def _first_multipliers(self, trial: PartitionedProgram) -> PerOp:
+        """The multipliers of memory at which what is live at all tight moments costs half as much as sending it
+        does."""
         tight, costs = self._tight(trial), self._baseline.setting.costs
         slowest = min([costs.bandwidth_of(axis.name) for axis in self._baseline.placed.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
@@ -412,12 +413,12 @@ class _MemorySearch:
         over = np.maximum(live - least, 0.0)
         return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
 
-    def _raised(self, prices: PerOp, trial: PartitionedProgram, steep: float) -> PerOp:
-        """Prices that are so many times as high at the moments at which more is held than may be."""
+    def _raised(self, multipliers: PerOp, trial: PartitionedProgram, steep: float) -> PerOp:
+        """Multipliers that are so many times as high at the moments at which more is held than may be."""
         tight = self._tight(trial)
-        return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * steep, prices)
+        return np.where(tight > 0, np.maximum(multipliers, multipliers.max() * tight) * steep, multipliers)
 
 
 def _between(low: PerOp, high: PerOp) -> PerOp:
-    """Prices between those at which a program does not fit and those at which it does."""
+    """Multipliers between those at which a program does not fit and those at which it does."""
     return np.where(low > 0, np.sqrt(low * high), high / _STEEP)

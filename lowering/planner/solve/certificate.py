@@ -48,7 +48,8 @@ class Certificate(NamedTuple):
 
 
 def certified(model: ProgramModel, chosen: Sequence[int]) -> Certificate:
-    """The best choice that was found, no dearer than the given one, with a bound for all; holding has no price here."""
+    """The best choice that was found, no dearer than the given one, with a bound for all; memory has no multiplier
+    here."""
     choice, bound = _Exact(
         model, chosen, {n: range(len(node.candidates)) for n, node in enumerate(model.nodes)}
     ).solved()

@@ -67,8 +67,8 @@ class _Beside(NamedTuple):
 
 
 class _HeldBeside(NamedTuple):
-    """As `_Beside`, where holding has a price: `taken` by all uses in their order; `indices`: of those of the node, in
-    the order of its `slots`."""
+    """As `_Beside`, where memory has a multiplier: `taken` by all uses in their order; `indices`: of those of the node,
+    in the order of its `slots`."""
 
     value: ModelValue
     taken: list[int]
@@ -173,12 +173,12 @@ class _LocalSearch:
         """What a value costs."""
         if number not in self._paid:
             value = self._model.values[number]
-            held = self._model.holding_costs
+            held = self._model.charges_memory
             self._paid[number] = self._model.value_cost(value, self.chosen) if held else self._moved_now(number, value)
         return self._paid[number]
 
     def _moved_now(self, number: int, value: ModelValue) -> float:
-        """What a value costs where holding costs nothing."""
+        """What a value costs where memory costs nothing."""
         if value.maker is None or not value.uses:
             return 0.0
         made = self._model.layout(self.chosen, value.maker)
@@ -186,7 +186,7 @@ class _LocalSearch:
         return _Beside(value, frozenset(taken), made, (), None).paid(self._model, ())
 
     def _around(self, number: int) -> _Around:
-        node, beside_of = self._model.nodes[number], self._held_beside if self._model.holding_costs else self._beside
+        node, beside_of = self._model.nodes[number], self._held_beside if self._model.charges_memory else self._beside
         return _Around(self._model, node, [b for value in _values_around(node) if (b := beside_of(number, value))])
 
     def _beside(self, node: int, number: int) -> _Beside | None:
@@ -201,7 +201,7 @@ class _LocalSearch:
         return _Beside(value, taken, self._model.layout(self.chosen, value.maker), slots, maker)
 
     def _held_beside(self, node: int, number: int) -> _HeldBeside | None:
-        """As `_beside`, where holding has a price: it depends on when each use is."""
+        """As `_beside`, where memory has a multiplier: it depends on when each use is."""
         value = self._model.values[number]
         if value.maker is None or not value.uses:
             return None
@@ -317,9 +317,9 @@ def _moved(costs: _Costs, start: Chosen, moves: Sequence[Move]) -> Chosen:
 
 _WIDE = 200_000
 """Candidates of all nodes from which on a choice near another one is made by changes of one node after the other.
-Measured (2026-11): the step of a pipeline of 2 stages on parts 2 x 2 x 2 has 441,000; three prices of holding took 26
-of 38 CPU s of planning by solves, whose last trial held 4.4 MB at 1.02 of the cost of the first, and 1 s so, which held
-4.0 MB at 1.04. Steps of four layers on 4 x 2 have 30,000 to 40,000, and are solved in 0.3 s."""
+Measured (2026-11): the step of a pipeline of 2 stages on parts 2 x 2 x 2 has 441,000; three multipliers of memory took
+26 of 38 CPU s of planning by solves, whose last trial held 4.4 MB at 1.02 of the cost of the first, and 1 s so, which
+held 4.0 MB at 1.04. Steps of four layers on 4 x 2 have 30,000 to 40,000, and are solved in 0.3 s."""
 
 
 class Choices:

@@ -144,9 +144,9 @@ def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]
 #
 # A value that several nodes take has a *Steiner node*, a layout through which it goes to them: so that what they share
 # is paid for once, though the solver knows pairs only. Holding a value is charged to its Steiner node, or to its maker
-# where it has none. Where holding has a price, the uses of an argument fall into *phases*, between which holding costs
-# most: each has a Steiner node of its own, which takes the value from the one before, held in between, or anew from
-# where it is made. See docs/explanation/planner.md#steiner-nodes.
+# where it has none. Where memory has a multiplier, the uses of an argument fall into *phases*, between which holding
+# costs most: each has a Steiner node of its own, which takes the value from the one before, held in between, or anew
+# from where it is made. See docs/explanation/planner.md#steiner-nodes.
 
 Costs = NDArray[np.float64]
 
@@ -258,13 +258,13 @@ class RestrictedProgram:
         if len(uses) < 2:
             return []
         layouts = self._layouts_around(value)
-        if not self._model.holding_costs:
+        if not self._model.charges_memory:
             return [_SteinerNode(number, layouts, uses, 0, 0)]
         places = {use: place for place, use in enumerate(value.uses)}
         needed = [value.needed[places[use]] for use in uses]
         phases = [list(range(len(uses)))]
         if value.is_at_hand and len(self._column(self._maker_of(value)).layouts) == 1:
-            phases = _phases(needed, self._model.holding)
+            phases = _phases(needed, self._model.memory_price)
         ends = [[needed[i] for i in phase] for phase in phases]
         return [
             _SteinerNode(
@@ -275,7 +275,7 @@ class RestrictedProgram:
 
     def _held(self, value: ModelValue, layouts: Sequence[int], begin: int, end: int) -> Costs:
         """What it costs to hold a value in each of some layouts from one node to another."""
-        price = self._model.holding(begin, end)
+        price = self._model.memory_price(begin, end)
         return price * np.array([self._model.bytes_of(value, n) for n in layouts])
 
     def _node_costs(self, number: int) -> Costs:
@@ -297,7 +297,7 @@ class RestrictedProgram:
 
     def _steiner_costs(self, value: ModelValue, steiner: _SteinerNode) -> Costs:
         """What it costs to hold a value of several users in each layout."""
-        if not self._model.holding_costs:
+        if not self._model.charges_memory:
             return zeros(len(steiner.layouts))
         costs = self._held(value, steiner.layouts, steiner.begin if value.is_at_hand else value.born, steiner.end)
         return np.where(np.isin(steiner.layouts, self._at_hand(value)), 0.0, costs)
@@ -315,7 +315,7 @@ class RestrictedProgram:
     def _prices_to(self, value: ModelValue, sources: list[int], use: Port, targets: list[int]) -> Costs:
         """The prices of bringing a value to a use, and of holding what is brought there as long as that takes."""
         prices = self._matrix(value.shape, sources, targets)
-        if not self._model.holding_costs:
+        if not self._model.charges_memory:
             return prices
         begin, end = value.needed[value.uses.index(use)]
         moved = np.not_equal.outer(sources, targets)
@@ -330,7 +330,7 @@ class RestrictedProgram:
             (use,) = self._uses[made]
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
-            if self._model.holding_costs:
+            if self._model.charges_memory:
                 direct = direct + self._held_until(value, sources, use, targets) / value.times
             problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
             return
@@ -368,11 +368,11 @@ def learn_prices(model: ProgramModel, programs: Iterable[RestrictedProgram]) -> 
         model.prices.learn(of, layouts)
 
 
-def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], float]) -> list[list[int]]:
+def _phases(needed: Sequence[tuple[int, int]], memory_price: Callable[[int, int], float]) -> list[list[int]]:
     """The indices of uses in order of time, cut where it costs most to hold a value between them."""
     order = sorted(range(len(needed)), key=needed.__getitem__)
     ends = list(accumulate([needed[i][1] for i in order], max))
-    gaps = [holding(end + 1, needed[i][0] - 1) for end, i in zip(ends, order[1:], strict=False)]
+    gaps = [memory_price(end + 1, needed[i][0] - 1) for end, i in zip(ends, order[1:], strict=False)]
     widest = sorted(range(len(gaps)), key=lambda n: -gaps[n])[: _MOST_PHASES - 1]
     cuts = [0, *sorted(n + 1 for n in widest if gaps[n] > 0), len(order)]
     return [order[a:b] for a, b in pairwise(cuts)]

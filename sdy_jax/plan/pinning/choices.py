@@ -197,7 +197,7 @@ def _rewrites(choices: ProgramChoices, first: Graph, mesh_name: str) -> Iterator
     of others they are known by their numbers, as they come of the rewrites before."""
     for number, (rewrite, plan) in enumerate(choices.rewrites):
         layouts = recorded_layouts(plan, () if number else first.ops, mesh_name)
-        said = rewrite.price, rewrite.keeps_named, rewrite.in_parts, rewrite.shared, rewrite.size
+        said = rewrite.memory_multiplier, rewrite.keeps_named, rewrite.in_parts, rewrite.shared, rewrite.size
         yield RecordedRewrite(rewrite.kind, *said, layouts)
 
 

@@ -70,7 +70,7 @@ class Replay:
 def _rewrite(recorded: RecordedRewrite) -> Rewrite:
     for kind in get_args(RewriteKind):
         if recorded.kind == kind:
-            said = recorded.price, recorded.keeps_named, recorded.in_parts, recorded.shared, recorded.size
+            said = recorded.memory_multiplier, recorded.keeps_named, recorded.in_parts, recorded.shared, recorded.size
             return Rewrite(kind, *said)
     raise SdyError(f"{recorded.kind!r} is no rewrite that this sdy_jax knows")
 

@@ -162,7 +162,7 @@ class RecordedRewrite:
     priced for it."""
 
     kind: str
-    price: float = 0.0
+    memory_multiplier: float = 0.0
     keeps_named: bool = False
     in_parts: bool = True
     shared: float = 0.0

@@ -166,7 +166,7 @@ def test_uses_are_numbered_by_copy():
 
 
 def test_effort_bounds_how_often_layouts_are_chosen(monkeypatch):
-    """At rising prices of holding, too: what was found until then is what there is."""
+    """At rising multipliers of memory, too: what was found until then is what there is."""
     blocks, arguments, spec = PROGRAMS["scanned"]
     step, chosen = step_of(blocks), []
     original = improvement.improved

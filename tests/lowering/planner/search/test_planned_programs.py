@@ -43,8 +43,8 @@ def checked(function, args, mesh, in_shardings, out_shardings=None, bypassed=Fal
     emitted = program.placed_by_plan().cost
     assert emitted <= program.baseline.cost * (1 + 1e-9)
     choice = best_choice(Choices(program.modelled))
-    program.model.charge_each_reshard(0.0)  # what a reshard has to save is in no program, nor is a price of work
-    program.model.price_work(1.0)
+    program.model.charge_each_reshard(0.0)  # what a reshard has to save is in no program, nor is a multiplier of work
+    program.model.set_work_multiplier(1.0)
     modelled = program.model.cost(choice)
     assert modelled == pytest.approx(emitted, rel=0.03) or (bypassed and emitted < modelled)
     return plan.wire_bytes, sdy.partition(function, layouts="local", **options).plan(*args).wire_bytes

@@ -197,20 +197,20 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
 
 
 class Tried:
-    """A search for prices of holding, in which choice `n` costs and holds `programs[n]`, from a baseline of
+    """A search for multipliers of memory, in which choice `n` costs and holds `programs[n]`, from a baseline of
     `programs[0]`. Each try finds the next one, or the one in `order`."""
 
     def __init__(self, monkeypatch, programs, copies=(), order=()):
-        self.prices, self.programs, self.price = [], programs, 0.0
+        self.multipliers, self.programs, self.multiplier = [], programs, 0.0
         tries = itertools.chain(order, itertools.count(max(order, default=0) + 1))
         self.copies, self.most = list(copies), None
 
         def improved(*_, **__):
-            self.prices.append(self.price)
+            self.multipliers.append(self.multiplier)
             return [min(next(tries), len(programs) - 1)]
 
-        def charge_holding(prices):
-            self.price = max(prices)
+        def set_memory_multipliers(multipliers):
+            self.multiplier = max(multipliers)
 
         monkeypatch.setattr(memory_search, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
         self.placed, self.forgotten, self.talkative = [], [], ()
@@ -221,19 +221,21 @@ class Tried:
             cost=lambda c: programs[c[0]][0],
             held=lambda c: programs[c[0]][1],
             charge_each_reshard=lambda _: None,
-            price_work=lambda price: self.prices.append(("work", price)),
+            set_work_multiplier=lambda multiplier: self.multipliers.append(("work", multiplier)),
             mean_reshard=lambda _: 0.0,
             operations=lambda _: 0.0,
         )
-        self.program = SimpleNamespace(model=model, start=[0], charge_holding=charge_holding, most_operations=0.0)
+        self.program = SimpleNamespace(
+            model=model, start=[0], set_memory_multipliers=set_memory_multipliers, most_operations=0.0
+        )
         self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
-    def tried(self, limit, memory=0.0, holding=0.0, saves_bytes=False, incumbent=math.inf):
-        best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes, incumbent)
+    def tried(self, limit, memory=0.0, worth=0.0, saves_bytes=False, incumbent=math.inf):
+        best, room = best_choice(self.choices), MemoryBudget(limit, memory, worth, saves_bytes, incumbent)
         return ProgramsTried(self.choices, best, self.place((0, {})), room, self.place)
 
     def found(self, *limits, **more):
-        return [(trial.cost, trial.peak.total) for trial in self.tried(*limits, **more).at_prices()]
+        return [(trial.cost, trial.peak.total) for trial in self.tried(*limits, **more).at_multipliers()]
 
     def place(self, plan):
         """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
@@ -261,7 +263,7 @@ class Tried:
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (4, 5)])
-    assert programs_tried.found(limit=5) == [(10, 5), (4, 5)] and programs_tried.prices == [0]
+    assert programs_tried.found(limit=5) == [(10, 5), (4, 5)] and programs_tried.multipliers == [0]
     assert not programs_tried.placed
 
 
@@ -269,7 +271,7 @@ def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)], order=[1, 1, 2, 3])
     assert programs_tried.found(limit=5)[-1] == (5.6, 5)
     assert programs_tried.placed == [programs_tried.program]
-    first, *rest = programs_tried.prices[1:]
+    first, *rest = programs_tried.multipliers[1:]
     of_nothing, of_something = 16 * first, 64 * first
     between = math.sqrt(of_nothing * of_something)
     assert rest == [of_nothing, of_something, between, pytest.approx(math.sqrt(between * of_something))]
@@ -303,18 +305,18 @@ def test_prices_that_were_tried_are_not_tried_again_and_what_was_asked_for_is_ke
     programs = [(10, 5), (4, 9), (5, 8), (6, 7), (6.5, 4), (6.2, 6), (6.3, 5)]
     search = Tried(monkeypatch, programs)
     trials = search.tried(limit=5)
-    assert len(trials.at_prices(FEW)) == 2 + FEW and len(search.prices) == 1 + FEW
-    every = trials.at_prices()
+    assert len(trials.at_multipliers(FEW)) == 2 + FEW and len(search.multipliers) == 1 + FEW
+    every = trials.at_multipliers()
     assert [(trial.cost, trial.peak.total) for trial in every] == Tried(monkeypatch, programs).found(limit=5)
-    assert len(search.prices) == len(every) - 1 and (6, 7) not in search.forgotten
-    assert trials.at_prices(FEW) == every[: 2 + FEW]
+    assert len(search.multipliers) == len(every) - 1 and (6, 7) not in search.forgotten
+    assert trials.at_multipliers(FEW) == every[: 2 + FEW]
 
 
 def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_baseline_does_not_send(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
     programs_tried.talkative = (1, 2)
     assert programs_tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
-    assert programs_tried.prices[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
+    assert programs_tried.multipliers[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
     assert len(Tried(monkeypatch, [(10, 5), (4, 5), (5, 5)]).found(limit=5)) == 2
 
 
@@ -329,22 +331,22 @@ def test_bytes_are_paid_for_time_alone(sent, exposed, is_too_much):
 
 
 def test_trials_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
-    """Which one is best depends on what holding is worth, and that on what the cheapest of all costs."""
+    """Which one is best depends on what memory is worth, and that on what the cheapest of all costs."""
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (6, 5), (6.2, 4), (6.4, 4.5)])
     programs_tried.talkative = (1,)
-    programs_tried.found(limit=9, memory=10, holding=0.1, saves_bytes=True)
+    programs_tried.found(limit=9, memory=10, worth=0.1, saves_bytes=True)
     assert set(programs_tried.forgotten) == {(4, 5)}
 
 
-def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
+def test_memory_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
     programs = [(10, 5), (4, 5), (4.1, 3), (4.1, 3)]
     programs_tried = Tried(monkeypatch, programs)
-    assert programs_tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
+    assert programs_tried.found(limit=9, memory=10, worth=1.25)[-1] == (4.1, 3)
     worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
-    assert programs_tried.prices[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
-    assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
+    assert programs_tried.multipliers[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
+    assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, worth=1.25)[-1] == (4, 2)
     monkeypatch.setattr(memory_search, "_MANY", 0)
-    assert Tried(monkeypatch, programs).found(limit=9, memory=10, holding=1.25)[-1] == (4, 5)
+    assert Tried(monkeypatch, programs).found(limit=9, memory=10, worth=1.25)[-1] == (4, 5)
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_baseline_that_fits(monkeypatch):
@@ -355,19 +357,19 @@ def test_nothing_is_tried_beyond_what_costs_more_than_a_baseline_that_fits(monke
 
 def test_a_baseline_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
     programs_tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
-    assert programs_tried.found(limit=5)[-1] == (5, 5) and programs_tried.prices[1] > 0
+    assert programs_tried.found(limit=5)[-1] == (5, 5) and programs_tried.multipliers[1] > 0
 
 
 def copy_used_at(first, last, size):
     return HeldCopy([UseOfCopy((None, 0, op), op, op) for op in (first, last)], size, 1.0)
 
 
-def test_copies_are_made_again_before_holding_has_a_price(monkeypatch):
+def test_copies_are_made_again_before_memory_has_a_multiplier(monkeypatch):
     """Choice 1 holds too much between ops 2 and 7 only, where a copy is not needed."""
     search = Tried(monkeypatch, [(100, 9), (80, 9)], copies=[copy_used_at(2, 7, 2.0)])
     search.most = [0, 1, 1, 9, 9, 9, 9, 1, 1, 0]
     assert search.found(limit=7)[1:] == [(80, 9), (81, 7)]
-    assert search.prices == [0]
+    assert search.multipliers == [0]
 
 
 def test_copies_stay_where_freeing_them_helps_nothing(monkeypatch):
@@ -379,17 +381,17 @@ def test_copies_stay_where_freeing_them_helps_nothing(monkeypatch):
     assert search.found(limit=6)[2] == (81, 8)
 
 
-def test_what_costs_more_than_a_program_that_fits_is_tried_at_no_price_of_holding(monkeypatch):
+def test_what_costs_more_than_a_program_that_fits_is_tried_at_no_multiplier_of_memory(monkeypatch):
     programs = [(10, 9), (4, 9), (5, 5)]
     search = Tried(monkeypatch, programs)
-    assert search.found(limit=5, incumbent=3.0) == programs[:2] and search.prices == [0]
+    assert search.found(limit=5, incumbent=3.0) == programs[:2] and search.multipliers == [0]
     assert Tried(monkeypatch, programs).found(limit=5, incumbent=4.5)[-1] == programs[2]
 
 
 def test_prices_are_given_up_where_nothing_holds_less(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 9), (4, 9), *[(5 + n, 9) for n in range(9)]])
     programs_tried.found(limit=5)
-    assert len(programs_tried.prices) == 1 + 3
+    assert len(programs_tried.multipliers) == 1 + 3
 
 
 def nested(weights, x):
@@ -419,7 +421,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
     program = Program(gradient, shapes((64, 64), (32, 64), (32, 64)), LINE, (P("x"), P("x"), P("x")))
     model = program.modelled.model
     place_uses(program.modelled, fusion=Fusion())
-    program.modelled.charge_holding([1.0] * len(program.modelled.graph.ops))
+    program.modelled.set_memory_multipliers([1.0] * len(program.modelled.graph.ops))
     values = {value: model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     constants = [v for v in values if v.defining_op is not None and not v.defining_op.operands]
     assert all(values[value].is_at_hand for value in constants)
@@ -490,7 +492,7 @@ def test_the_trial_that_is_best_is_a_candidate(worth):
     programs = [
         SimpleNamespace(cost=cost, exposed=exposed, peak=SimpleNamespace(total=held)) for cost, exposed, held in figures
     ]
-    room = MemoryBudget(limit=10, memory=10, holding=worth)
+    room = MemoryBudget(limit=10, memory=10, worth=worth)
     assert any(room.best(programs) is trial for trial in room.candidates(programs))
     assert len(room.candidates(programs)) == 2
 

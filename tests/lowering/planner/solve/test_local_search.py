@@ -51,13 +51,13 @@ def with_candidate(chosen, node, candidate):
     return [candidate if number == node else now for number, now in enumerate(chosen)]
 
 
-@pytest.mark.parametrize("holding", [False, True])
+@pytest.mark.parametrize("has_multipliers", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_no_node_alone_can_do_better(seed, holding):
+def test_no_node_alone_can_do_better(seed, has_multipliers):
     rng = random.Random(seed)
     model = random_model(rng, nodes=12)
-    if holding:
-        model.charge_holding([0.25] * 12)
+    if has_multipliers:
+        model.set_memory_multipliers([0.25] * 12)
     start = [rng.randrange(5) for _ in model.nodes]
     found = improved_locally(model, start, [everything()], model.cost(start))
     least = model.cost(found)

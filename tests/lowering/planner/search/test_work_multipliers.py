@@ -1,4 +1,4 @@
-"""The price of work, which rises until a choice performs hardly more than the baseline."""
+"""The Lagrange multiplier of work, which rises until a choice performs hardly more than the baseline."""
 
 from types import SimpleNamespace
 
@@ -18,19 +18,19 @@ class Model:
     charge_each_reshard = staticmethod(lambda least: None)
 
     def __init__(self, sent, operation):
-        self.sent, self.operation, self.price = sent, operation, 1.0
+        self.sent, self.operation, self.multiplier = sent, operation, 1.0
 
     def operations(self, chosen):
         return OPERATIONS[chosen]
 
     def work(self, chosen):
-        return self.price * self.operation * OPERATIONS[chosen]
+        return self.multiplier * self.operation * OPERATIONS[chosen]
 
     def cost(self, chosen):
         return self.sent[chosen] + self.work(chosen)
 
-    def price_work(self, price):
-        self.price = price
+    def set_work_multiplier(self, multiplier):
+        self.multiplier = multiplier
 
     def best(self, start):
         return min(range(3), key=self.cost)
@@ -52,5 +52,5 @@ def test_the_baseline_stays_where_all_that_costs_less_does_too_much():
     assert choice((1000.0, 10.0, 2000.0), 1e-3) == 0
 
 
-def test_work_without_a_price_gets_none():
+def test_work_without_a_price_gets_no_multiplier():
     assert choice((1000.0, 10.0, 20.0), 0.0) == 0
