@@ -11,7 +11,7 @@ from sdy_jax.base.extensions import Extension
 from sdy_jax.ir.attributes import attribute_from_text, sharding_attributes
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, REDUCING, REDUCING_OPS, UNREDUCING, SdyCollective
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.meshes import Axes, Mesh, set_difference, sort_and_merge
+from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, contains, set_difference, sort_and_merge
 from sdy_jax.ir.operations import (
     CALL,
     TERMINATORS,
@@ -38,6 +38,7 @@ from sdy_jax.ir.stored_shardings import (
 )
 from sdy_jax.shardy.passes.constraints import current_sharding
 from sdy_jax.shardy.propagation.data_flow import EdgeKind, edges_of, is_data_flow
+from sdy_jax.shardy.rules import Compat, has_newer_passes
 
 # The shardings of calls and of the functions that they call, made to agree before and after propagation.
 
@@ -54,13 +55,19 @@ def propagate_from_func_to_call(module: ir.Operation) -> None:
         set_list(call, _SHARDING, given or [])
 
 
-def propagate_to_func_results(module: ir.Operation) -> None:
+def propagate_to_func_results(module: ir.Operation, *, compat: Compat = "shardy") -> None:
     """The result shardings of every function become those of the values that it returns; main keeps those it has.
 
     On a maximal mesh a value is whole on one device: that is nothing that a result would say.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      compat: with Shardy's of jaxlib 0.10, main is left as it is; see `Compat`.
     """
     meshes, main = module_meshes(module), main_function(module)
     for function in functions(module).values():
+        if function == main and not has_newer_passes(compat):
+            continue
         found = [current_sharding(value) for value in returned_by(function)]
         found = [None if s is None or mesh_of(meshes, s).is_maximal else s for s in found]
         if function == main:
@@ -314,9 +321,11 @@ def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedS
         unreduced = _joined(have.unreduced_axes, flat, mesh)
         have = replace(have, unreduced_axes=unreduced, replicated_axes=())  # as in Shardy; parts of them could overlap
         yield SdyCollective("replicated_to_unreduced", flat), have
-    lists = tuple(tuple(axis for axis in axes if axis in more) for axes in have.axes)
+    lists = tuple(tuple(axis for axis in axes if _is_in(axis, more)) for axes in have.axes)
     if any(lists):
-        dimensions = tuple(replace(d, axes=tuple(axis for axis in d.axes if axis not in more)) for d in have.dimensions)
+        dimensions = tuple(
+            replace(d, axes=tuple(axis for axis in d.axes if not _is_in(axis, more))) for d in have.dimensions
+        )
         unreduced = _joined(have.unreduced_axes, tuple(axis for axes in lists for axis in axes), mesh)
         yield (
             SdyCollective("sharded_to_unreduced", lists),
@@ -327,7 +336,11 @@ def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedS
 def _resharded(have: DimensionSharding, wanted: DimensionSharding, more: Axes) -> DimensionSharding:
     """What is wanted, and behind it the axes that are there already and are to become unreduced."""
     kept = have.axes[len(wanted.axes) :] if have.axes[: len(wanted.axes)] == wanted.axes else ()
-    return replace(wanted, axes=wanted.axes + kept) if kept and all(axis in more for axis in kept) else wanted
+    return replace(wanted, axes=wanted.axes + kept) if kept and all(_is_in(axis, more) for axis in kept) else wanted
+
+
+def _is_in(axis: AxisRef, axes: Axes) -> bool:
+    return any(contains(other, axis) for other in axes)
 
 
 def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:

@@ -28,12 +28,12 @@ from sdy_jax.shardy.passes.registry import (
     options_of,
     written_passes,
 )
-from sdy_jax.shardy.rules import Compat
+from sdy_jax.shardy.rules import Compat, has_newer_passes
 
 # Lists of passes under one name: Shardy's three pipelines, and our own.
 #
-# They are in Shardy's order, that of jaxlib 0.12, with Shardy's options. They end with dead ops removed, such as the
-# reshards of constraints that nothing uses, and with the rules dropped.
+# They are in Shardy's order, that of the installed jaxlib unless `compat` says otherwise, with Shardy's options. They
+# end with dead ops removed, such as the reshards of constraints that nothing uses, and with the rules dropped.
 
 Passes = tuple[Pass, ...]
 Stage = Literal[
@@ -66,9 +66,8 @@ _BEFORE_CALLS = _passes(
     "sdy-add-data-flow-edges",
 )
 _CONSTRAINTS_AND_GROUPS = _passes("sdy-apply-sharding-constraints", "sdy-sharding-group-import")
+_COPIES_OF_FUNCTIONS = _passes("sdy-flatten-call-graph", "symbol-dce")
 _CONSTRAINTS_OVER_CALLS = _passes(
-    "sdy-flatten-call-graph",
-    "symbol-dce",
     "sdy-add-func-data-flow-edges",
     "sdy-apply-sharding-constraints",
     "sdy-sink-func-data-flow-edges",
@@ -79,6 +78,9 @@ _PROPAGATE = (Pass("sdy-pre-order-funcs"), Pass("sdy-user-priority-propagate", k
 _AFTER_CALLS = _passes("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = _passes("sdy-remove-sharding-groups", "sdy-sharding-constraint-to-reshard")
 _NO_DEAD_OPS = Pass("canonicalize", enable_patterns="none")
+_SIMPLIFIED = (_NO_DEAD_OPS, Pass("simplify-collectives"), _NO_DEAD_OPS)
+"""Shardy does all of it at once, in `canonicalize` with its own patterns: what is dead is no user of what a pattern
+would replace, and what a pattern replaces may be dead after that."""
 _BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
@@ -104,9 +106,14 @@ def propagation_pipeline(*, dedup_functions_fully: bool = False, compat: Compat 
         before = (*import_pipeline(dedup_functions_fully=True), Pass("sdy-add-func-data-flow-edges"))
         after = _passes("sdy-propagate-to-func-results", "sdy-sink-func-data-flow-edges")
     else:
-        before = (*import_pipeline(), *_CONSTRAINTS_OVER_CALLS, *_CALLS_TO_COMPUTATIONS)
+        inner = (
+            (*_CONSTRAINTS_OVER_CALLS, *_CALLS_TO_COMPUTATIONS)
+            if has_newer_passes(compat)
+            else (*_CALLS_TO_COMPUTATIONS, *_CONSTRAINTS_AND_GROUPS)
+        )
+        before = (*import_pipeline(), *_COPIES_OF_FUNCTIONS, *inner)
         after = _passes("sdy-export-named-computations", "sdy-propagate-to-func-results")
-    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline()), compat)
+    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline(compat=compat)), compat)
 
 
 def export_pipeline(
@@ -171,7 +178,7 @@ def export_pipeline(
     if debug:
         passes.append(Pass("sdy-remove-propagation-debug-info"))
     if not avoid_export_for_partitioning:
-        passes.append(_NO_DEAD_OPS)
+        passes += _SIMPLIFIED
     if not keep_sharding_rules:
         passes.append(Pass("sdy-drop-sharding-rules"))
     return _with_compat(tuple(passes), compat)
