@@ -7,7 +7,13 @@ from collections.abc import Callable
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.attributes import attribute_from_text, sharding_attributes
-from sdy_jax.ir.collectives import AXES_ATTRIBUTE, COLLECTIVE_OPS, SdyCollective, collective_from_attributes, sharding_after
+from sdy_jax.ir.collectives import (
+    AXES_ATTRIBUTE,
+    COLLECTIVE_OPS,
+    SdyCollective,
+    collective_from_attributes,
+    sharding_after,
+)
 from sdy_jax.ir.meshes import Axes, Mesh, sort_and_merge
 from sdy_jax.ir.operations import defining_op, module_meshes, named, read_attributes, replace_op, users
 from sdy_jax.ir.shardings import TensorSharding

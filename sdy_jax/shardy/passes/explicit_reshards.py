@@ -25,6 +25,7 @@ from sdy_jax.ir.operations import (
     named,
     returned_by,
 )
+from sdy_jax.ir.rules import OpShardingRule
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding, erase_manual_axes
 from sdy_jax.ir.stored_shardings import (
     filled,
@@ -33,12 +34,14 @@ from sdy_jax.ir.stored_shardings import (
     mesh_of,
     set_function_shardings,
     set_list,
+    set_sharding,
     sharding_of,
     stating,
 )
+from sdy_jax.shardy.passes.common_axes import ShardedOp
 from sdy_jax.shardy.passes.constraints import current_sharding
 from sdy_jax.shardy.propagation.data_flow import EdgeKind, edges_of, is_data_flow
-from sdy_jax.shardy.rules import Compat, has_newer_passes
+from sdy_jax.shardy.rules import Compat, RuleBook, has_newer_passes
 
 # The shardings of calls and of the functions that they call, made to agree before and after propagation.
 
@@ -161,19 +164,26 @@ StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
 
 _RESHARD = "sdy.reshard"
+_JOIN = "stablehlo.concatenate"
+"""The op that runs along common axes in any version. As in Shardy."""
 _SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *COLLECTIVE_OPS})
 
 
 def insert_explicit_reshards(
-    module: ir.Operation, *, enable_full_version: bool = False, mark_partial_result_with_unreduced_axes: bool = False
+    module: ir.Operation,
+    *,
+    enable_full_version: bool = False,
+    mark_partial_result_with_unreduced_axes: bool = False,
+    compat: Compat = "shardy",
 ) -> None:
-    """Inserts the reshards at calls and the collectives that unreduced axes need.
+    """Inserts the reshards at calls and concatenations, and the collectives that unreduced axes need.
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
       enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
         and an all_reduce for every partial result. Calls are inlined.
       mark_partial_result_with_unreduced_axes: changes nothing here; the full version always marks them.
+      compat: whose rule concatenations have; see `Compat`.
 
     Raises:
       UnsupportedError: the full version meets an op that cannot be partitioned.
@@ -181,7 +191,7 @@ def insert_explicit_reshards(
     if enable_full_version:
         PARTITION_INTO_RESHARDS.function(module)
         return
-    known, meshes = functions(module), module_meshes(module)
+    known, meshes, rules = functions(module), module_meshes(module), RuleBook(compat=compat)
     for op in Graph(module).ops:
         if op.name == CALL:
             _pass_to_call(op, known, meshes)
@@ -193,6 +203,8 @@ def insert_explicit_reshards(
             _pass_along_edges(op, meshes)
         elif op.name not in _SKIPPED:
             _reduce_operands(op, meshes)
+            if op.name == _JOIN:
+                _run_along_common_axes(op, rules.rule_of(op), meshes)
 
 
 # Where values flow.
@@ -246,6 +258,35 @@ def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
     wanted = sharding_of(op.mlir.results[0]) if op.results else None
     for index, value in enumerate(list(op.mlir.operands)):
         _move(op.mlir, index, _reductions(current_sharding(value), wanted, meshes), ir.InsertionPoint(op.mlir))
+
+
+def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh]) -> None:
+    """Reshards of operands and results of an op that they do not let run."""
+    values = [*op.mlir.operands, *op.mlir.results]
+    stated = [current_sharding(value) for value in values]
+    named = dict.fromkeys(s.mesh for s in stated if s is not None)
+    if rule is None or len(named) != 1:
+        return
+    (mesh,) = named
+    shapes = tuple(tuple(value.type.shape) for value in values)
+    required = ShardedOp(rule, shapes, tuple(stated), mesh_of(meshes, next(filter(None, stated))), mesh).required()
+    if required is None:
+        return
+    for index, (have, wanted) in enumerate(zip(stated, required, strict=True)):
+        if wanted.axes == (have.axes if have is not None else TensorSharding.replicated(mesh, wanted.rank).axes):
+            continue
+        if index < len(op.mlir.operands):
+            _move(op.mlir, index, [(None, wanted)], ir.InsertionPoint(op.mlir))
+            continue
+        reshard = stating(
+            _RESHARD,
+            values[index],
+            have or TensorSharding.replicated(mesh, wanted.rank),
+            op.mlir.location,
+            just_after(values[index]),
+        )
+        values[index].replace_all_uses_except(reshard.results[0], reshard)
+        set_sharding(values[index], wanted)
 
 
 # The steps from one sharding to another.
