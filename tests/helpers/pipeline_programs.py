@@ -1,4 +1,4 @@
-"""Small SDY programs for whole pipelines: sums that are reduced, concatenations, calls, tokens, closed replicated values.
+"""Small SDY programs for whole pipelines: sums, concatenations, calls, tokens, closed replicated values.
 
 The same seed gives the same program. All of them verify; on some of them jaxlib's passes die.
 """

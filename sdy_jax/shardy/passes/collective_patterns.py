@@ -42,7 +42,7 @@ def simplify_collectives(module: ir.Operation) -> None:
       module: a `builtin.module`, edited in place.
     """
     meshes = module_meshes(module)
-    while any([_simplified(op, meshes) for op in named(module, *COLLECTIVE_OPS)]):
+    while sum(_simplified(op, meshes) for op in named(module, *COLLECTIVE_OPS)):
         pass
 
 

@@ -99,21 +99,24 @@ def apply_sharding_constraints(
     Args:
       module: a `builtin.module`, edited in place.
       debug_sharding_origins, debug_propagation_edge_sharding: write where each axis came from.
-      compat: with Shardy's of jaxlib 0.10, a value that is stated to be open has a sharding; see `Compat`.
+      compat: with Shardy's of jaxlib 0.10, a value that is stated to be open has a sharding, and edges of functions are
+        ops as others; see `Compat`.
     """
     applied: list[ir.Operation] = []
-    says_something = _says_something if has_newer_passes(compat) else _is_stated
+    is_new = has_newer_passes(compat)
+    says_something = _says_something if is_new else _is_stated
+    edges = (EDGE, FUNC_EDGE) if is_new else (EDGE,)
     for op in list(post_order(module)):
         if op.name == CONSTRAINT:
             sharding = _stated_by(op)
             _redirect_to_end_of_chain(op)
-            if _applies(sharding, op.operands[0], says_something) and _apply_constraint(op, sharding):
+            if _applies(sharding, op.operands[0], says_something) and _apply_constraint(op, sharding, edges):
                 applied.append(op)
         elif op.name == _MANUAL:
             for number, given in enumerate(list_of(op, "in_shardings")):
                 operand = op.operands[number]  # read now: applying an earlier one may have redirected it
                 if given is not None and _applies(given, operand, says_something):
-                    _apply_manual(op, operand, given)
+                    _apply_manual(op, operand, given, edges)
     if debug_propagation_edge_sharding:
         write_constraint_edges(module, applied)
     if debug_sharding_origins:
@@ -205,15 +208,15 @@ def _stated_by(constraint: ir.Operation) -> TensorSharding:
     return with_reduction(sharding_from_attribute(constraint.attributes["sharding"]), constraint.attributes)
 
 
-def _belongs_to_edge(x: ir.Value) -> bool:
+def _belongs_to_edge(x: ir.Value, edges: tuple[str, ...]) -> bool:
     owner = shardable(x)
-    return owner is not None and owning_op(owner).name in (EDGE, FUNC_EDGE)
+    return owner is not None and owning_op(owner).name in edges
 
 
-def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding) -> bool:
+def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding, edges: tuple[str, ...]) -> bool:
     """Returns whether the constraint's input got the sharding; the result of an edge does not, it goes through it."""
     x = constraint.operands[0]
-    if not _belongs_to_edge(x):
+    if not _belongs_to_edge(x, edges):
         set_sharding(_owner_of(x), sharding)
         write_identity_rule(constraint)
         return True
@@ -233,8 +236,8 @@ def _move_just_after(op: ir.Operation, x: ir.Value) -> None:
         op.move_before(first)
 
 
-def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -> None:
-    if not _belongs_to_edge(x):
+def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding, edges: tuple[str, ...]) -> None:
+    if not _belongs_to_edge(x, edges):
         set_sharding(_owner_of(x), sharding)
         return
     _set_unreduced(x, sharding)

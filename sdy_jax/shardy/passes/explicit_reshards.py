@@ -65,14 +65,14 @@ def propagate_to_func_results(module: ir.Operation, *, compat: Compat = "shardy"
 
     Args:
       module: a `builtin.module`, edited in place.
-      compat: with Shardy's of jaxlib 0.10, main is left as it is; see `Compat`.
+      compat: with Shardy's of jaxlib 0.10, main is left as it is, and what is on one device is said; see `Compat`.
     """
-    meshes, main = module_meshes(module), main_function(module)
+    meshes, main, is_new = module_meshes(module), main_function(module), has_newer_passes(compat)
     for function in functions(module).values():
-        if function == main and not has_newer_passes(compat):
+        if function == main and not is_new:
             continue
         found = [current_sharding(value) for value in returned_by(function)]
-        found = [None if s is None or mesh_of(meshes, s).is_maximal else s for s in found]
+        found = [None if s is None or (is_new and mesh_of(meshes, s).is_maximal) else s for s in found]
         if function == main:
             kept = function_shardings(function, "res_attrs")
             found = [old or new for old, new in zip(kept, found, strict=True)]
@@ -157,7 +157,7 @@ def _closed(sharding: TensorSharding) -> TensorSharding:
 # over the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what
 # their functions want. Everywhere else only unreduced axes matter, and other differences are left to partitioning.
 
-PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation], None]] = Extension("partition_into_reshards")
+PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation, bool], None]] = Extension("partition_into_reshards")
 
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
@@ -182,14 +182,15 @@ def insert_explicit_reshards(
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
       enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
         and an all_reduce for every partial result. Calls are inlined.
-      mark_partial_result_with_unreduced_axes: changes nothing here; the full version always marks them.
+      mark_partial_result_with_unreduced_axes: in the full version, ops state along which axes their results are
+        partial. What the program states itself stays in any case.
       compat: whose rule concatenations have; see `Compat`.
 
     Raises:
       UnsupportedError: the full version meets an op that cannot be partitioned.
     """
     if enable_full_version:
-        PARTITION_INTO_RESHARDS.function(module)
+        PARTITION_INTO_RESHARDS.function(module, mark_partial_result_with_unreduced_axes)
         return
     known, meshes, rules = functions(module), module_meshes(module), RuleBook(compat=compat)
     for op in Graph(module).ops:

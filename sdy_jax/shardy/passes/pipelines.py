@@ -77,10 +77,8 @@ _CALLS_TO_COMPUTATIONS = _passes("sdy-import-func-calls", "symbol-dce")
 _PROPAGATE = (Pass("sdy-pre-order-funcs"), Pass("sdy-user-priority-propagate", keep_sharding_rules=True))
 _AFTER_CALLS = _passes("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = _passes("sdy-remove-sharding-groups", "sdy-sharding-constraint-to-reshard")
-_NO_DEAD_OPS = Pass("canonicalize", enable_patterns="none")
-_SIMPLIFIED = (_NO_DEAD_OPS, Pass("simplify-collectives"), _NO_DEAD_OPS)
-"""Shardy does all of it at once, in `canonicalize` with its own patterns: what is dead is no user of what a pattern
-would replace, and what a pattern replaces may be dead after that."""
+_SIMPLIFIED = Pass("canonicalize", enable_patterns="sdy-collective")
+_JOINED = Pass("canonicalize", enable_patterns="sdy-reshard")
 _BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
@@ -178,7 +176,7 @@ def export_pipeline(
     if debug:
         passes.append(Pass("sdy-remove-propagation-debug-info"))
     if not avoid_export_for_partitioning:
-        passes += _SIMPLIFIED
+        passes.append(_SIMPLIFIED)
     if not keep_sharding_rules:
         passes.append(Pass("sdy-drop-sharding-rules"))
     return _with_compat(tuple(passes), compat)

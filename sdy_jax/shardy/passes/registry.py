@@ -15,14 +15,12 @@ from jax.extend.mlir import ir
 
 from sdy_jax.base.extensions import load_extensions
 from sdy_jax.errors import ParseError
-from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.operations import DATA_FLOW_OPS
 from sdy_jax.ir.text.cursor import closing
 from sdy_jax.shardy.passes import (
     batching,
-    collective_patterns,
     calls,
-    constants,
+    cleanup,
     constraints,
     data_flow_edges,
     explicit_reshards,
@@ -178,8 +176,8 @@ class _Reader:
 
 PASSES: dict[str, Callable[..., None]] = {
     # of MLIR
-    "canonicalize": constants.canonicalize,
-    "cse": constants.cse,
+    "canonicalize": cleanup.canonicalize,
+    "cse": cleanup.cse,
     "symbol-dce": calls.remove_unused_functions,
     # before propagation
     "sdy-lift-inlined-meshes": meshes.lift_meshes,
@@ -221,8 +219,6 @@ PASSES: dict[str, Callable[..., None]] = {
     "sdy-drop-sharding-and-mesh": meshes.drop_shardings_and_meshes,
     "sdy-save-module": save_module,
     # only ours
-    "simplify-collectives": collective_patterns.simplify_collectives,
-    "join-reshards": collective_patterns.join_reshards,
     "inline-calls": inline_calls,
     "synchronize-sharding-groups": constraints.synchronize_groups,
     "record-statements": propagation.record_statements,
@@ -239,8 +235,6 @@ SOUGHT: dict[str, tuple[str, ...]] = {
     "sdy-sink-data-flow-edges": (data_flow_edges.EDGE, *DATA_FLOW_OPS),
     "sdy-remove-sharding-groups": (constraints.GROUP,),
     "sdy-sharding-constraint-to-reshard": (constraints.CONSTRAINT,),
-    "simplify-collectives": tuple(sorted(COLLECTIVE_OPS)),
-    "join-reshards": ("sdy.reshard",),
     "synchronize-sharding-groups": (constraints.GROUP,),
     "record-statements": (constraints.CONSTRAINT, *DATA_FLOW_OPS),
     "keep-statements": (constraints.CONSTRAINT, constraints.GROUP),
