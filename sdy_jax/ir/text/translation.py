@@ -131,7 +131,7 @@ def unknown(name: str) -> str:
     dialect = name.partition(".")[0]
     if dialect not in NOUNS:
         return (
-            f"{name}: unknown dialect `{dialect}`; to fix: lower the op to StableHLO with that dialect's own passes, or "
+            f"{name}: unknown dialect `{dialect}`; to fix: lower it to StableHLO by that dialect's own passes, or "
             f"write it as a stablehlo.custom_call @{name.partition('.')[2]} with an sdy.sharding_rule"
         )
     names = ", ".join(op.name for op in OPS.values() if op.dialect == dialect)
