@@ -69,7 +69,7 @@ class ShardedOp:
         found: list[AxisRef] = []
         for factor in range(len(self.rule.factor_sizes)):
             lists = {t.factors[factor].axes for t in tensors if factor in t.factors}
-            if len(lists) > 1 or (factor in self.rule.need_replication and lists != {()}):
+            if len(lists) > 1:
                 return False
             found += [axis for axes in lists for axis in axes]
         if any(sharding.overflow for tensor in tensors for sharding in tensor.factors.values()):

@@ -28,7 +28,7 @@ from sdy_jax.shardy.passes.registry import (
     options_of,
     written_passes,
 )
-from sdy_jax.shardy.rules import Compat, has_newer_passes
+from sdy_jax.shardy.rules import Compat, has_newer_passes, is_newest
 
 # Lists of passes under one name: Shardy's three pipelines, and our own.
 #
@@ -78,7 +78,7 @@ _PROPAGATE = (Pass("sdy-pre-order-funcs"), Pass("sdy-user-priority-propagate", k
 _AFTER_CALLS = _passes("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = _passes("sdy-remove-sharding-groups", "sdy-sharding-constraint-to-reshard")
 _SIMPLIFIED = Pass("canonicalize", enable_patterns="sdy-collective")
-_JOINED = Pass("canonicalize", enable_patterns="sdy-reshard")
+_INLINED = Pass("sdy-inline-meshes")
 _BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
@@ -111,7 +111,8 @@ def propagation_pipeline(*, dedup_functions_fully: bool = False, compat: Compat 
         )
         before = (*import_pipeline(), *_COPIES_OF_FUNCTIONS, *inner)
         after = _passes("sdy-export-named-computations", "sdy-propagate-to-func-results")
-    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline(compat=compat)), compat)
+    exported = tuple(each for each in export_pipeline(compat=compat) if each.name != _INLINED.name)
+    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *exported), compat)
 
 
 def export_pipeline(
@@ -135,7 +136,7 @@ def export_pipeline(
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops.
       update_non_divisible_input_output_shardings: make the shardings at the border of functions divide their
         dimensions, and drop sub-axes there.
-      avoid_export_for_partitioning: keep sharding groups and constraints.
+      avoid_export_for_partitioning: keep sharding groups and constraints, and insert neither reshards nor collectives.
       avoid_reshards_on_calls: changes nothing here.
       enable_insert_explicit_collectives: partition the program, up to collectives.
       partitioner_stage: partition the program, up to the pass of this name.
@@ -168,17 +169,20 @@ def export_pipeline(
     passes.append(Pass("sdy-close-shardings"))
     if dump_directory:
         passes.append(Pass("sdy-save-module", directory=dump_directory, name="00.after_propagation"))
-    if partitioner_stage is not None:
+    if not avoid_export_for_partitioning:
         for_matmul = enable_insert_explicit_collectives and remove_all_gather_reduce_scatter_for_cmv1
-        passes += _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul)
-    else:
-        passes.append(Pass("sdy-insert-explicit-reshards"))
+        passes += (
+            _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul)
+            if partitioner_stage is not None
+            else _passes(*["sdy-verify-unreduced-axes"] * is_newest(compat), "sdy-insert-explicit-reshards")
+        )
+        passes.append(_SIMPLIFIED)
     if debug:
         passes.append(Pass("sdy-remove-propagation-debug-info"))
-    if not avoid_export_for_partitioning:
-        passes.append(_SIMPLIFIED)
     if not keep_sharding_rules:
         passes.append(Pass("sdy-drop-sharding-rules"))
+    if is_newest(compat) and not avoid_export_for_partitioning:
+        passes.append(_INLINED)
     return _with_compat(tuple(passes), compat)
 
 

@@ -142,7 +142,7 @@ class RuleBook:
         self._conservative, self._overrides = conservative, overrides
         self._is_ours = compat == "sdy_jax"
         self._off = set() if self._is_ours else _EXTRA
-        self._instead = BEYOND if self._is_ours else NEWER if _is_new(compat) else {}
+        self._instead = BEYOND if self._is_ours else NEWER if is_newest(compat) else {}
         self._known: dict[Hashable, OpShardingRule | None] = {}
 
     def without_overrides(self) -> RuleBook:
@@ -188,8 +188,8 @@ class RuleBook:
         return self._known[own]
 
 
-def _is_new(compat: Compat) -> bool:
-    """Whether Shardy's rules are those of jaxlib 0.12 and later."""
+def is_newest(compat: Compat) -> bool:
+    """Whether Shardy's rules, and the end of its export, are those of jaxlib 0.12 and later."""
     return compat == "shardy-0.12" or (compat == "shardy" and INSTALLED_IS_NEW)
 
 
