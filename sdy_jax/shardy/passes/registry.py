@@ -239,7 +239,8 @@ SOUGHT: dict[str, tuple[str, ...]] = {
     "record-statements": (constraints.CONSTRAINT, *DATA_FLOW_OPS),
     "keep-statements": (constraints.CONSTRAINT, constraints.GROUP),
 }
-"""The ops without which a pass without options does nothing. Pipelines leave it out where there are none."""
+"""The ops without which a pass does nothing that has no option but `compat`. Pipelines leave it out where there are
+none."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -286,7 +287,7 @@ class Pass:
     @property
     def seeks(self) -> tuple[str, ...]:
         """The ops without which the pass does nothing; none if it may do something in any module."""
-        return () if self.options else SOUGHT.get(self.name, ())
+        return () if any(option != "compat" for option, _ in self.options) else SOUGHT.get(self.name, ())
 
     def __str__(self) -> str:
         options = " ".join(f"{option}={_option_text(value)}" for option, value in self.options)
