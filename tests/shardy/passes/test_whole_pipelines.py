@@ -119,15 +119,15 @@ func.func @main(%x: {V}, %y: {V}) -> ({V}, {V}) {{
 SUMS = f"""
 func.func @main(%x: {V} {stated('[{"a"}, {}]')}) -> ({V}, {V} {stated('[{"a"}, {}]')}, {V}) {{
   %0 = sdy.replicated_to_unreduced {{"b"}} %x out_sharding=<@mesh, [{{"a"}}, {{}}], unreduced={{"b"}}> : {V}
-  %1 = stablehlo.tanh %0 {made('[{"a"}, {}]')} : {V}
+  %1 = sdy.reshard %0 <@mesh, [{{"a"}}, {{}}]> : {V}
   %2 = sdy.sharded_to_unreduced [{{"a"}}, {{}}] %x out_sharding=<@mesh, [{{}}, {{}}], unreduced={{"a"}}> : {V}
-  %3 = stablehlo.tanh %2 {made("[{}, {}]")} : {V}
+  %3 = sdy.reshard %2 <@mesh, [{{}}, {{}}]> : {V}
   %4 = sdy.all_gather [{{"a"}}, {{}}] %x out_sharding=<@mesh, [{{}}, {{}}]> : {V}
   %5 = sdy.all_slice [{{"a"}}, {{}}] %4 out_sharding=<@mesh, [{{"a"}}, {{}}]> : {V}
   return %1, %5, %3 : {V}, {V}, {V}
 }}"""
 SCATTERED = f"""
-func.func @main(%x: {V}) -> ({V} {stated('[{"a", "b"}, {"c"}]')}) {{
+func.func @main(%x: {V} {stated("[{}, {}]")}) -> ({V} {stated('[{"a", "b"}, {"c"}]')}) {{
   %0 = sdy.all_reduce {{"a"}} %x out_sharding=<@mesh, [{{}}, {{}}]> : {V}
   %1 = sdy.all_slice [{{"a", "b"}}, {{"c"}}] %0 out_sharding=<@mesh, [{{"a", "b"}}, {{"c"}}]> : {V}
   return %1 : {V}
