@@ -144,6 +144,11 @@ func.func @main(%x: {V} {stated('[{"b"}, {}]')}, %y: {V}) -> (tensor<24x8xf32>, 
   %1 = stablehlo.concatenate %x, dim = 1 {made('[{}, {"b"}]')} : ({V}) -> {V}
   return %0, %1 : tensor<24x8xf32>, {V}
 }}"""
+TIES = f"""
+func.func @main(%x: {V} {stated('[{"a", "b"}, {}]')}) -> tensor<8x16xf32> {{
+  %0 = stablehlo.concatenate %x, %x, dim = 1 {made('[{"b", "a"}, {}]')} : ({V}, {V}) -> tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}}"""
 KINDS = {
     "returned values that are stated to be whole": (WHOLE, PROPAGATION),
     "edges that are there before import": (EDGES, IMPORT),
@@ -151,6 +156,7 @@ KINDS = {
     "a sum of which blocks are kept": (SCATTERED, EXPORT),
     "parts of axes that become unreduced": (PARTS, EXPORT),
     "concatenations of what is sharded otherwise": (JOINED, EXPORT),
+    "concatenations that two orders of axes suit alike": (TIES, EXPORT),
 }
 
 
