@@ -16,7 +16,7 @@ from sdy_jax.shardy.propagation.factors import FactorSharding, TensorProjection,
 #
 #     add of x: 8x8 [{"a"}, {}], y: 8x8 [{"a"}, {"b"}] and z: 8x8 [{}, {"b"}]
 #     candidates   i: "a" in 128 elements      j: "b" in 128 elements
-#     taken        j: "b" (the later factor of equals, and the later axis), then i: "a"
+#     taken        j: "b" (of equals the later factor, more axes, later ones), then i: "a"
 #
 # The invariant: what is taken has no axis twice, and every candidate that is left extends what is taken of its factor.
 
@@ -105,7 +105,8 @@ class ShardedOp:
     def _rank(self, candidate: _Candidate) -> tuple[object, ...]:
         kind = _TYPE_RANK[self.rule.type_of(candidate.factor)]
         shards = axes_size(candidate.axes, self.mesh) // candidate.taken
-        return candidate.elements, kind, shards, candidate.factor, tuple(map(natural_order, candidate.axes))
+        order = len(candidate.axes), tuple(map(natural_order, candidate.axes))
+        return candidate.elements, kind, shards, candidate.factor, order
 
     def _still(self, old: _Candidate, best: _Candidate, chosen: Sequence[Axes]) -> Iterator[_Candidate]:
         if old.factor == best.factor:

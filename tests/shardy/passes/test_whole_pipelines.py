@@ -145,9 +145,10 @@ func.func @main(%x: {V} {stated('[{"b"}, {}]')}, %y: {V}) -> (tensor<24x8xf32>, 
   return %0, %1 : tensor<24x8xf32>, {V}
 }}"""
 TIES = f"""
-func.func @main(%x: {V} {stated('[{"a", "b"}, {}]')}) -> tensor<8x16xf32> {{
+func.func @main(%x: {V} {stated('[{"a", "b"}, {}]')}) -> (tensor<8x16xf32>, tensor<8x16xf32>) {{
   %0 = stablehlo.concatenate %x, %x, dim = 1 {made('[{"b", "a"}, {}]')} : ({V}, {V}) -> tensor<8x16xf32>
-  return %0 : tensor<8x16xf32>
+  %1 = stablehlo.concatenate %x, %x, dim = 1 {made('[{"c"}, {}]')} : ({V}, {V}) -> tensor<8x16xf32>
+  return %0, %1 : tensor<8x16xf32>, tensor<8x16xf32>
 }}"""
 KINDS = {
     "returned values that are stated to be whole": (WHOLE, PROPAGATION),
