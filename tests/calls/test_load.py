@@ -526,3 +526,38 @@ def test_names_that_are_no_text_are_errors():
     assert whole.count(b"jax.result_info") == 1
     with pytest.raises(sdy.SdyError, match=r'damaged: it has the name "jax.\\FFesult_info"'):
         sdy.load(whole.replace(b"jax.result_info", b"jax.\xffesult_info"))
+
+
+OTHERS_MESH = """
+sdy.mesh @m1 = <["x"=4]>
+sdy.mesh @m2 = <["x"=2, "y"=4]>
+func.func VISIBILITY@other(%a: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m1, [{"x"}]>}) -> tensor<8xf32> {
+  return %a : tensor<8xf32>
+}
+func.func private @f(%a: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m2, [{"y"}]>}) -> tensor<8xf32> {
+  %0 = stablehlo.tanh %a : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = call @f(%a) : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}"""
+
+
+@pytest.mark.parametrize("visibility", ["", "private "])
+def test_a_program_is_on_the_mesh_of_what_main_calls(visibility):
+    program = sdy.loads(OTHERS_MESH.replace("VISIBILITY", visibility))
+    x = np.linspace(-1, 1, 8, dtype=np.float32)
+    run = sdy.partition(program)
+    np.testing.assert_allclose(run(x), np.tanh(x), rtol=1e-6)
+    assert "8@y" in str(run.plan(x)) and program.mesh.sizes == {"x": 2, "y": 4}
+
+
+def test_a_program_with_attributes_of_other_dialects_runs():
+    text = TEXT.replace(
+        "%x: tensor<8x4xf32> {", '%x: tensor<8x4xf32> {ttcore.kind = #ttcore.kind<input>, mhlo.x = "y", ', 1
+    )
+    text = f'module attributes {{ttcore.meshes = #ttcore.meshes<[<"mesh" = 1x1>]>, enzymexla.f = 1 : i32}} {{{text}}}'
+    result, total = sdy.partition(sdy.loads(text))(X, W)
+    np.testing.assert_allclose(result, X @ W, rtol=1e-5)
+    np.testing.assert_allclose(total, (X @ W).sum(), rtol=1e-4)

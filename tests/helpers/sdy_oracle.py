@@ -19,6 +19,7 @@ _ON_FUNCTIONS = {
     "sdy-sharding-constraint-to-reshard",
     "sdy-sink-data-flow-edges",
     "sdy-sink-func-data-flow-edges",
+    "sdy-verify-unreduced-axes",
 }
 
 

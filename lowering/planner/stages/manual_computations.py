@@ -24,10 +24,15 @@ from sdy_jax.ir.operations import (
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.ops.registry import strategies_of
-from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Policy, Setting
 from sdy_jax.lowering.planner.stages.local import check_numbering, lowered_on_blocks, number_devices
-from sdy_jax.lowering.planner.stages.reshards import base_mesh, partition_into_reshards
+from sdy_jax.lowering.planner.stages.reshards import (
+    base_mesh,
+    forget_written,
+    mark_written,
+    partition_into_reshards,
+    partition_main,
+)
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shardy.passes.calls import inline_calls
@@ -193,7 +198,7 @@ def resolve_permutation_factors(
       UnsupportedError: an op cannot be partitioned.
       ParseError: the devices of the mesh are not so many.
     """
-    partition_into_reshards(module, Policy(halo_exchange=enable_halo_exchange))
+    partition_into_reshards(module, marks_partial=True, policy=Policy(halo_exchange=enable_halo_exchange))
     _wrap(module, lambda program, op: not program.is_padded(op) and program.sends(op))
     _number_devices(module, partition_count, replica_count)
 
@@ -236,7 +241,8 @@ def _partition(module: ir.Operation, policy: Policy = _POLICY) -> None:
     base = base_mesh(module)
     if base is not None:
         inline_calls(module)
-        partition_locally(module, Setting(base, CostModel(), policy=policy))
+        mark_written(module)
+        partition_main(module, Setting(base, CostModel(), policy=policy))
 
 
 def _number_devices(module: ir.Operation, partition_count: str, replica_count: str) -> None:
@@ -257,6 +263,7 @@ def _wrap(module: ir.Operation, is_chosen: Callable[[PartitionedMain, Op], bool]
         if body is not None:
             made = _manual_computation(program, unit, body, [current.get(v, v.mlir) for v in unit.inputs])
             current.update(zip(unit.outputs, made, strict=True))
+    forget_written(module)
 
 
 def _body(program: PartitionedMain, unit: Unit) -> ir.Module | None:

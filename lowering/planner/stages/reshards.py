@@ -24,6 +24,7 @@ from sdy_jax.ir.operations import (
     body_of,
     defining_op,
     functions,
+    main_function,
     module_meshes,
     named,
     pre_order,
@@ -33,7 +34,14 @@ from sdy_jax.ir.operations import (
     users,
 )
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.stored_shardings import function_shardings, mesh_of, set_function_shardings, set_sharding, sharding_of
+from sdy_jax.ir.stored_shardings import (
+    SIDES,
+    function_shardings,
+    mesh_of,
+    set_function_shardings,
+    set_sharding,
+    sharding_of,
+)
 from sdy_jax.lowering.planner.placement.collectives import create_collective
 from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Policy, Setting
@@ -216,14 +224,15 @@ _WRITTEN = "sdy_jax.written"
 """What marks the program's own collectives while it is partitioned."""
 
 
-def partition_into_reshards(module: ir.Operation, policy: Policy = _POLICY) -> None:
+def partition_into_reshards(module: ir.Operation, marks_partial: bool = False, policy: Policy = _POLICY) -> None:
     """`sdy-insert-explicit-reshards` in its full version: every op gets the shardings that it can run with.
 
     They are those of the cheapest partitioning, and a reshard leads to each of them from another one. Partial results
-    are marked as unreduced and reduced by an all_reduce. Functions that are called are inlined.
+    are reduced by an all_reduce. Functions that are called are inlined.
 
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
+      marks_partial: whether partial results say that they are unreduced.
       policy: how the program is partitioned.
 
     Raises:
@@ -233,15 +242,11 @@ def partition_into_reshards(module: ir.Operation, policy: Policy = _POLICY) -> N
     base = base_mesh(module)
     if base is None:
         return
-    for op in pre_order(module):
-        if op.name in COLLECTIVE_OPS:
-            op.attributes[_WRITTEN] = ir.UnitAttr.get(module.context)
-    partition_locally(module, Setting(base, CostModel(), policy=policy))
+    mark_written(module)
+    partition_main(module, Setting(base, CostModel(), policy=policy))
     for chain in chains(module, _is_made, _is_made):
         _write_as_reshard(chain)
-    for op in pre_order(module):
-        if _WRITTEN in op.attributes:
-            del op.attributes[_WRITTEN]
+    forget_written(module, marks_partial)
 
 
 def base_mesh(module: ir.Operation) -> str | None:
@@ -255,6 +260,58 @@ def base_mesh(module: ir.Operation) -> str | None:
         if sharding is not None and isinstance(sharding.mesh, str) and meshes[sharding.mesh].axes:
             count[sharding.mesh] = count.get(sharding.mesh, 0) + 1
     return max(count, key=lambda name: count[name], default=None)
+
+
+def partition_main(module: ir.Operation, setting: Setting) -> None:
+    """Partitions the main function; arguments and results that say nothing of being whole go on saying nothing."""
+    main = main_function(module)
+    unstated = {side: [i for i, s in enumerate(function_shardings(main, side)) if s is None] for side in SIDES}
+    partition_locally(module, setting)
+    for side, indices in unstated.items():
+        found = function_shardings(main, side)
+        set_function_shardings(main, side, dict.fromkeys(i for i in indices if _is_whole(found[i])))
+
+
+def _is_whole(sharding: TensorSharding | None) -> bool:
+    return sharding is not None and sharding.is_fully_replicated and not sharding.unreduced_axes
+
+
+def _is_unreduced(value: ir.Value) -> bool:
+    stated = sharding_of(value)
+    return stated is not None and bool(stated.unreduced_axes)
+
+
+def mark_written(module: ir.Operation) -> None:
+    """Marks the program's own collectives, and the ops that it states to be unreduced, before it is partitioned."""
+    for op in pre_order(module):
+        if op.name in COLLECTIVE_OPS or any(_is_unreduced(result) for result in op.results):
+            op.attributes[_WRITTEN] = ir.UnitAttr.get(module.context)
+
+
+def forget_written(module: ir.Operation, marks_partial: bool = False) -> None:
+    """Removes the marks, and, unless partial results are to say that they are unreduced, that they do."""
+    if not marks_partial:
+        _unmark_partial_results(module)
+    for op in pre_order(module):
+        if _WRITTEN in op.attributes:
+            del op.attributes[_WRITTEN]
+
+
+def _unmark_partial_results(module: ir.Operation) -> None:
+    """What only reductions of all its terms use says nothing of these, unless the program did."""
+    for op in pre_order(module):
+        if _WRITTEN in op.attributes or op.name in COLLECTIVE_OPS:
+            continue
+        for result in op.results:
+            stated, taking = sharding_of(result), users(result)
+            if stated is not None and stated.unreduced_axes and taking and all(_reduces(u, stated) for u in taking):
+                set_sharding(result, replace(stated, unreduced_axes=(), reduction="sum"))
+
+
+def _reduces(user: ir.Operation, stated: TensorSharding) -> bool:
+    if user.name not in REDUCING_OPS:
+        return False
+    return set(stated.unreduced_axes) <= set(collective_from_attributes(_kind(user), user.attributes).all_axes)
 
 
 def _is_made(op: ir.Operation) -> bool:

@@ -28,7 +28,16 @@ from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes, post_order, replace_op
+from sdy_jax.ir.operations import (
+    body_of,
+    copied,
+    functions,
+    main_function,
+    module_meshes,
+    post_order,
+    referenced_functions,
+    replace_op,
+)
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.ir.text.modules import new_context, text_module
@@ -283,16 +292,32 @@ def _paths(tree: Any, root: str) -> tuple[str, ...]:
     return tuple(leaf.path for leaf in match_prefix(None, whole, root, ""))
 
 
+def _keep_reached(module: ir.Operation) -> None:
+    """Erases the functions that main does not call, directly or through others."""
+    known = functions(module)
+    if not known:
+        return
+    main = main_function(module)
+    reached = {main, *referenced_functions(main, module)}
+    for function in known.values():
+        if function not in reached:
+            function.erase()
+
+
 def _own_mesh(module: ir.Operation) -> tuple[Mesh, str]:
-    """The mesh that the shardings of a module are on, and its symbol: the first with axes, or else a declared one."""
-    meshes = module_meshes(module)
+    """The mesh that the shardings of a module are on, and its symbol: the first with axes, or else a declared one.
+
+    What main does not call says nothing of the mesh on which main is.
+    """
+    meshes, reached = module_meshes(module), copied(module)
+    _keep_reached(reached)
     used: dict[str | Mesh, None] = {}
 
     def seen(sharding: TensorSharding) -> TensorSharding:
         used[sharding.mesh] = None
         return sharding
 
-    map_shardings(copied(module), seen)
+    map_shardings(reached, seen)
 
     def named(mesh: str | Mesh) -> tuple[Mesh, str]:
         return (meshes[mesh], mesh) if isinstance(mesh, str) else (mesh, "")

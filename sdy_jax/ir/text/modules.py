@@ -13,7 +13,7 @@ from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.ir.attributes import REDUCTION, SAYABLE
 from sdy_jax.ir.shardings import REDUCTION_KINDS
 from sdy_jax.ir.text.cursor import NO_BRACKET, STRING, STRING_OR_COMMENT, AssemblyError, Lines, Position, closing
-from sdy_jax.ir.text.translation import Source, name_in, parsed_position, unknown_ops
+from sdy_jax.ir.text.translation import Source, name_in, parsed_position, unknown, unknown_ops
 from sdy_jax.ir.validity import DOCUMENTED_RULES, RULES, RuleError
 from sdy_jax.ir.verification import explain, verify_module
 
@@ -261,6 +261,9 @@ def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError
     if position is None:
         position = _without_locations(text)
         details.append(_origin(str(first.location), file))
+    other_op = _OTHER_OP.search(first.message)
+    if other_op is not None:
+        return SourceError(unknown(other_op["name"]), file, position, _excerpt(text, position))
     shown = _with_found(first.message, text, position)
     # The text of the op that is wrong begins with its name; it can be long.
     context = [*(o.message for o in others if _follows(o.message)), *(note.message[:_OF_NOTE] for note in first.notes)]
@@ -272,6 +275,9 @@ def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError
         if not _follows(other.message):
             details.append(f"{_prefix(file, source.position(str(other.location)))}: error: {explain(other.message)}")
     return SourceError(message, file, position, [*_excerpt(text, position), *details])
+
+
+_OTHER_OP = re.compile(r"Dialect `\w+' not found for custom op '(?P<name>[\w.$]+)'")
 
 
 def _follows(message: str) -> bool:

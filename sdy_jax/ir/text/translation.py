@@ -130,7 +130,10 @@ def unknown(name: str) -> str:
     """What to say of an op that does not exist."""
     dialect = name.partition(".")[0]
     if dialect not in NOUNS:
-        return f"{name}: unknown dialect `{dialect}`"
+        return (
+            f"{name}: unknown dialect `{dialect}`; to fix: lower it to StableHLO by that dialect's own passes, or "
+            f"write it as a stablehlo.custom_call @{name.partition('.')[2]} with an sdy.sharding_rule"
+        )
     names = ", ".join(op.name for op in OPS.values() if op.dialect == dialect)
     return f"{name}: the {dialect} dialect has no such op; it has {names}"
 
@@ -190,11 +193,14 @@ class Source:
     """A text that may have mesh and shard ops. `parsed` is the text for jaxlib.
 
     Raises:
-      AssemblyError: a statement is wrong, or the text has types or attributes of a dialect that is not known.
+      AssemblyError: a statement is wrong, or the text has types of a dialect that is not known. Attributes of such a
+        dialect are carried through.
     """
 
     def __init__(self, text: str, context: ir.Context):
         self.text = text
+        if any(not _is_known(dialect, context) for dialect in _carried(text)):
+            context.allow_unregistered_dialects = True
         self._rewritten = _rewritten(text, context) if mentions(text) else Rewritten(text)
         self.parsed = self._rewritten.text
 
@@ -233,10 +239,19 @@ class Source:
                     value.set_location(location)
 
 
+_OTHER_OP = re.compile(r'//[^\n]*|"(?P<dialect>[A-Za-z_]\w*)\.[\w.]+"\s*\(')
+
+
+def _carried(text: str) -> Iterator[str]:
+    """The dialects that attributes are of, and ops in the generic form."""
+    yield from (dialect for offset, dialect in foreign(text) if text[offset] == "#")
+    yield from (match["dialect"] for match in _OTHER_OP.finditer(text) if match["dialect"])
+
+
 def _rewritten(text: str, context: ir.Context) -> Rewritten:
     """The text for jaxlib, with a context that takes what is in it."""
     for offset, dialect in foreign(text):
-        if not _is_known(dialect, context):
+        if text[offset] == "!" and not _is_known(dialect, context):
             raise AssemblyError(f"unknown dialect `{dialect}`", offset)
     context.allow_unregistered_dialects = True
     return rewrite(text)

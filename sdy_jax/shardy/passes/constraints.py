@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from jax.extend.mlir import ir
@@ -33,7 +33,7 @@ from sdy_jax.ir.stored_shardings import list_of, set_sharding, sharding_of, stat
 from sdy_jax.shardy.passes.data_flow_edges import EDGE, edge_of
 from sdy_jax.shardy.passes.debug_info import Origins, write_constraint_edges
 from sdy_jax.shardy.propagation.data_flow import FUNC_EDGE, identity_rule
-from sdy_jax.shardy.rules import Compat, RuleBook
+from sdy_jax.shardy.rules import Compat, RuleBook, has_newer_passes
 
 # Sharding rules written on the ops: `sdy.sharding_rule`.
 
@@ -88,26 +88,35 @@ _MANUAL = "sdy.manual_computation"
 
 
 def apply_sharding_constraints(
-    module: ir.Operation, *, debug_sharding_origins: bool = False, debug_propagation_edge_sharding: bool = False
+    module: ir.Operation,
+    *,
+    debug_sharding_origins: bool = False,
+    debug_propagation_edge_sharding: bool = False,
+    compat: Compat = "shardy",
 ) -> None:
     """Gives a value without a sharding that of the closed constraint, or manual computation, that uses it.
 
     Args:
       module: a `builtin.module`, edited in place.
       debug_sharding_origins, debug_propagation_edge_sharding: write where each axis came from.
+      compat: with Shardy's of jaxlib 0.10, a value that is stated to be open has a sharding, and edges of functions are
+        ops as others; see `Compat`.
     """
     applied: list[ir.Operation] = []
+    is_new = has_newer_passes(compat)
+    says_something = _says_something if is_new else _is_stated
+    edges = (EDGE, FUNC_EDGE) if is_new else (EDGE,)
     for op in list(post_order(module)):
         if op.name == CONSTRAINT:
             sharding = _stated_by(op)
             _redirect_to_end_of_chain(op)
-            if _applies(sharding, op.operands[0]) and _apply_constraint(op, sharding):
+            if _applies(sharding, op.operands[0], says_something) and _apply_constraint(op, sharding, edges):
                 applied.append(op)
         elif op.name == _MANUAL:
             for number, given in enumerate(list_of(op, "in_shardings")):
                 operand = op.operands[number]  # read now: applying an earlier one may have redirected it
-                if given is not None and _applies(given, operand):
-                    _apply_manual(op, operand, given)
+                if given is not None and _applies(given, operand, says_something):
+                    _apply_manual(op, operand, given, edges)
     if debug_propagation_edge_sharding:
         write_constraint_edges(module, applied)
     if debug_sharding_origins:
@@ -167,11 +176,15 @@ def current_sharding(value: ir.Value) -> TensorSharding | None:
     return None if owner is None else sharding_of(owner)
 
 
-def _applies(sharding: TensorSharding, x: ir.Value) -> bool:
+def _applies(sharding: TensorSharding, x: ir.Value, says_something: Callable[[TensorSharding | None], bool]) -> bool:
     owner = shardable(x)
-    if owner is None or not sharding.is_fully_closed or _says_something(sharding_of(owner)):
+    if owner is None or not sharding.is_fully_closed or says_something(sharding_of(owner)):
         return False
     return all(other == sharding for use in x.uses for other in _wanted(use.owner.operation, use.operand_number))
+
+
+def _is_stated(sharding: TensorSharding | None) -> bool:
+    return sharding is not None
 
 
 def _says_something(sharding: TensorSharding | None) -> bool:
@@ -195,15 +208,15 @@ def _stated_by(constraint: ir.Operation) -> TensorSharding:
     return with_reduction(sharding_from_attribute(constraint.attributes["sharding"]), constraint.attributes)
 
 
-def _belongs_to_edge(x: ir.Value) -> bool:
+def _belongs_to_edge(x: ir.Value, edges: tuple[str, ...]) -> bool:
     owner = shardable(x)
-    return owner is not None and owning_op(owner).name in (EDGE, FUNC_EDGE)
+    return owner is not None and owning_op(owner).name in edges
 
 
-def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding) -> bool:
+def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding, edges: tuple[str, ...]) -> bool:
     """Returns whether the constraint's input got the sharding; the result of an edge does not, it goes through it."""
     x = constraint.operands[0]
-    if not _belongs_to_edge(x):
+    if not _belongs_to_edge(x, edges):
         set_sharding(_owner_of(x), sharding)
         write_identity_rule(constraint)
         return True
@@ -223,8 +236,8 @@ def _move_just_after(op: ir.Operation, x: ir.Value) -> None:
         op.move_before(first)
 
 
-def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -> None:
-    if not _belongs_to_edge(x):
+def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding, edges: tuple[str, ...]) -> None:
+    if not _belongs_to_edge(x, edges):
         set_sharding(_owner_of(x), sharding)
         return
     _set_unreduced(x, sharding)

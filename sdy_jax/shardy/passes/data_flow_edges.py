@@ -45,18 +45,21 @@ EDGE = "sdy.data_flow_edge"
 
 
 def add_data_flow_edges(module: ir.Operation) -> None:
-    """Creates an edge right after every owner of static shape, with the owner's sharding, and redirects its uses."""
+    """Creates an edge right after every owner of static shape, with the owner's sharding, and redirects its uses.
+
+    An edge that is there already comes behind the new one, as it does in Shardy.
+    """
     for op in list(post_order(module)):
         if op.name in DATA_FLOW_OPS:
-            add_edges_of(op)
+            add_edges_of(op, again=True)
 
 
-def add_edges_of(op: ir.Operation) -> None:
-    """Creates the edges of one data-flow op; an owner that has one keeps it."""
+def add_edges_of(op: ir.Operation, again: bool = False) -> None:
+    """Creates the edges of one data-flow op; an owner that has one keeps it, or gets a second one in front of it."""
     arguments = block_argument_owners(op)
     if arguments:
-        insert_edges(arguments, [sharding_of(argument) for argument in arguments])
-    insert_edges(op.results, list_of(op, result_attribute(op)))
+        _insert_edges(arguments, [sharding_of(argument) for argument in arguments], again=again)
+    _insert_edges(op.results, list_of(op, result_attribute(op)), again=again)
 
 
 def block_argument_owners(op: ir.Operation) -> Sequence[ir.Value]:
@@ -64,11 +67,16 @@ def block_argument_owners(op: ir.Operation) -> Sequence[ir.Value]:
     return list(body_of(op).arguments) if op.name in COMPUTATIONS else ()
 
 
-def insert_edges(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None], name: str = EDGE) -> None:
-    """Creates an edge right after every owner of static shape that has none, and redirects its uses."""
+def _insert_edges(
+    owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None], name: str = EDGE, again: bool = False
+) -> None:
+    """Creates an edge right after every owner of static shape that has none, or after all, and redirects its uses."""
     for owner, sharding in reversed(list(zip(owners, shardings, strict=True))):
-        if not has_static_shape(owner) or edge_of(owner, name) is not None:
+        known = edge_of(owner, name)
+        if not has_static_shape(owner) or (known is not None and not again):
             continue
+        if known is not None:
+            sharding = sharding_of(known.results[0])
         location, ip = owning_op(owner).location, just_after(owner)
         edge = ir.Operation.create(name, results=[owner.type], operands=[owner], loc=location, ip=ip)
         if sharding is not None:
@@ -165,9 +173,9 @@ def add_func_data_flow_edges(module: ir.Operation) -> None:
     main = main_function(module)
     for function in functions(module).values():
         if function != main:
-            insert_edges(body_of(function).arguments, function_shardings(function, "arg_attrs"), FUNC_EDGE)
+            _insert_edges(body_of(function).arguments, function_shardings(function, "arg_attrs"), FUNC_EDGE)
         for call in calls_in(function):
-            insert_edges(call.results, list_of(call, _SHARDING), FUNC_EDGE)
+            _insert_edges(call.results, list_of(call, _SHARDING), FUNC_EDGE)
 
 
 def sink_func_data_flow_edges(module: ir.Operation) -> None:

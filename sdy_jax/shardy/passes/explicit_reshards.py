@@ -11,7 +11,7 @@ from sdy_jax.base.extensions import Extension
 from sdy_jax.ir.attributes import attribute_from_text, sharding_attributes
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, REDUCING, REDUCING_OPS, UNREDUCING, SdyCollective
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.meshes import Axes, Mesh, set_difference, sort_and_merge
+from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, contains, set_difference, sort_and_merge
 from sdy_jax.ir.operations import (
     CALL,
     TERMINATORS,
@@ -25,6 +25,7 @@ from sdy_jax.ir.operations import (
     named,
     returned_by,
 )
+from sdy_jax.ir.rules import OpShardingRule
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding, erase_manual_axes
 from sdy_jax.ir.stored_shardings import (
     filled,
@@ -33,11 +34,14 @@ from sdy_jax.ir.stored_shardings import (
     mesh_of,
     set_function_shardings,
     set_list,
+    set_sharding,
     sharding_of,
     stating,
 )
+from sdy_jax.shardy.passes.common_axes import ShardedOp
 from sdy_jax.shardy.passes.constraints import current_sharding
 from sdy_jax.shardy.propagation.data_flow import EdgeKind, edges_of, is_data_flow
+from sdy_jax.shardy.rules import Compat, RuleBook, has_newer_passes
 
 # The shardings of calls and of the functions that they call, made to agree before and after propagation.
 
@@ -54,15 +58,21 @@ def propagate_from_func_to_call(module: ir.Operation) -> None:
         set_list(call, _SHARDING, given or [])
 
 
-def propagate_to_func_results(module: ir.Operation) -> None:
+def propagate_to_func_results(module: ir.Operation, *, compat: Compat = "shardy") -> None:
     """The result shardings of every function become those of the values that it returns; main keeps those it has.
 
     On a maximal mesh a value is whole on one device: that is nothing that a result would say.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      compat: with Shardy's of jaxlib 0.10, main is left as it is, and what is on one device is said; see `Compat`.
     """
-    meshes, main = module_meshes(module), main_function(module)
+    meshes, main, is_new = module_meshes(module), main_function(module), has_newer_passes(compat)
     for function in functions(module).values():
+        if function == main and not is_new:
+            continue
         found = [current_sharding(value) for value in returned_by(function)]
-        found = [None if s is None or mesh_of(meshes, s).is_maximal else s for s in found]
+        found = [None if s is None or (is_new and mesh_of(meshes, s).is_maximal) else s for s in found]
         if function == main:
             kept = function_shardings(function, "res_attrs")
             found = [old or new for old, new in zip(kept, found, strict=True)]
@@ -147,34 +157,42 @@ def _closed(sharding: TensorSharding) -> TensorSharding:
 # over the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what
 # their functions want. Everywhere else only unreduced axes matter, and other differences are left to partitioning.
 
-PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation], None]] = Extension("partition_into_reshards")
+PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation, bool], None]] = Extension("partition_into_reshards")
 
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
 
 _RESHARD = "sdy.reshard"
+_JOIN = "stablehlo.concatenate"
+"""The op that runs along common axes in any version. As in Shardy."""
 _SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *COLLECTIVE_OPS})
 
 
 def insert_explicit_reshards(
-    module: ir.Operation, *, enable_full_version: bool = False, mark_partial_result_with_unreduced_axes: bool = False
+    module: ir.Operation,
+    *,
+    enable_full_version: bool = False,
+    mark_partial_result_with_unreduced_axes: bool = False,
+    compat: Compat = "shardy",
 ) -> None:
-    """Inserts the reshards at calls and the collectives that unreduced axes need.
+    """Inserts the reshards at calls and concatenations, and the collectives that unreduced axes need.
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
       enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
         and an all_reduce for every partial result. Calls are inlined.
-      mark_partial_result_with_unreduced_axes: changes nothing here; the full version always marks them.
+      mark_partial_result_with_unreduced_axes: in the full version, ops state along which axes their results are
+        partial. What the program states itself stays in any case.
+      compat: whose rule concatenations have; see `Compat`.
 
     Raises:
       UnsupportedError: the full version meets an op that cannot be partitioned.
     """
     if enable_full_version:
-        PARTITION_INTO_RESHARDS.function(module)
+        PARTITION_INTO_RESHARDS.function(module, mark_partial_result_with_unreduced_axes)
         return
-    known, meshes = functions(module), module_meshes(module)
+    known, meshes, rules = functions(module), module_meshes(module), RuleBook(compat=compat)
     for op in Graph(module).ops:
         if op.name == CALL:
             _pass_to_call(op, known, meshes)
@@ -186,6 +204,8 @@ def insert_explicit_reshards(
             _pass_along_edges(op, meshes)
         elif op.name not in _SKIPPED:
             _reduce_operands(op, meshes)
+            if op.name == _JOIN:
+                _run_along_common_axes(op, rules.rule_of(op), meshes)
 
 
 # Where values flow.
@@ -239,6 +259,35 @@ def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
     wanted = sharding_of(op.mlir.results[0]) if op.results else None
     for index, value in enumerate(list(op.mlir.operands)):
         _move(op.mlir, index, _reductions(current_sharding(value), wanted, meshes), ir.InsertionPoint(op.mlir))
+
+
+def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh]) -> None:
+    """Reshards of operands and results of an op that they do not let run."""
+    values = [*op.mlir.operands, *op.mlir.results]
+    stated = [current_sharding(value) for value in values]
+    named = dict.fromkeys(s.mesh for s in stated if s is not None)
+    if rule is None or len(named) != 1:
+        return
+    (mesh,) = named
+    shapes = tuple(tuple(value.type.shape) for value in values)
+    required = ShardedOp(rule, shapes, tuple(stated), mesh_of(meshes, next(filter(None, stated))), mesh).required()
+    if required is None:
+        return
+    for index, (have, wanted) in enumerate(zip(stated, required, strict=True)):
+        if wanted.axes == (have.axes if have is not None else TensorSharding.replicated(mesh, wanted.rank).axes):
+            continue
+        if index < len(op.mlir.operands):
+            _move(op.mlir, index, [(None, wanted)], ir.InsertionPoint(op.mlir))
+            continue
+        reshard = stating(
+            _RESHARD,
+            values[index],
+            have or TensorSharding.replicated(mesh, wanted.rank),
+            op.mlir.location,
+            just_after(values[index]),
+        )
+        values[index].replace_all_uses_except(reshard.results[0], reshard)
+        set_sharding(values[index], wanted)
 
 
 # The steps from one sharding to another.
@@ -314,9 +363,11 @@ def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedS
         unreduced = _joined(have.unreduced_axes, flat, mesh)
         have = replace(have, unreduced_axes=unreduced, replicated_axes=())  # as in Shardy; parts of them could overlap
         yield SdyCollective("replicated_to_unreduced", flat), have
-    lists = tuple(tuple(axis for axis in axes if axis in more) for axes in have.axes)
+    lists = tuple(tuple(axis for axis in axes if _is_in(axis, more)) for axes in have.axes)
     if any(lists):
-        dimensions = tuple(replace(d, axes=tuple(axis for axis in d.axes if axis not in more)) for d in have.dimensions)
+        dimensions = tuple(
+            replace(d, axes=tuple(axis for axis in d.axes if not _is_in(axis, more))) for d in have.dimensions
+        )
         unreduced = _joined(have.unreduced_axes, tuple(axis for axes in lists for axis in axes), mesh)
         yield (
             SdyCollective("sharded_to_unreduced", lists),
@@ -327,7 +378,11 @@ def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedS
 def _resharded(have: DimensionSharding, wanted: DimensionSharding, more: Axes) -> DimensionSharding:
     """What is wanted, and behind it the axes that are there already and are to become unreduced."""
     kept = have.axes[len(wanted.axes) :] if have.axes[: len(wanted.axes)] == wanted.axes else ()
-    return replace(wanted, axes=wanted.axes + kept) if kept and all(axis in more for axis in kept) else wanted
+    return replace(wanted, axes=wanted.axes + kept) if kept and all(_is_in(axis, more) for axis in kept) else wanted
+
+
+def _is_in(axis: AxisRef, axes: Axes) -> bool:
+    return any(contains(other, axis) for other in axes)
 
 
 def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:

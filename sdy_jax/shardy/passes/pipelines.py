@@ -28,12 +28,12 @@ from sdy_jax.shardy.passes.registry import (
     options_of,
     written_passes,
 )
-from sdy_jax.shardy.rules import Compat
+from sdy_jax.shardy.rules import Compat, has_newer_passes, is_newest
 
 # Lists of passes under one name: Shardy's three pipelines, and our own.
 #
-# They are in Shardy's order, that of jaxlib 0.12, with Shardy's options. They end with dead ops removed, such as the
-# reshards of constraints that nothing uses, and with the rules dropped.
+# They are in Shardy's order, that of the installed jaxlib unless `compat` says otherwise, with Shardy's options. They
+# end with dead ops removed, such as the reshards of constraints that nothing uses, and with the rules dropped.
 
 Passes = tuple[Pass, ...]
 Stage = Literal[
@@ -66,9 +66,8 @@ _BEFORE_CALLS = _passes(
     "sdy-add-data-flow-edges",
 )
 _CONSTRAINTS_AND_GROUPS = _passes("sdy-apply-sharding-constraints", "sdy-sharding-group-import")
+_COPIES_OF_FUNCTIONS = _passes("sdy-flatten-call-graph", "symbol-dce")
 _CONSTRAINTS_OVER_CALLS = _passes(
-    "sdy-flatten-call-graph",
-    "symbol-dce",
     "sdy-add-func-data-flow-edges",
     "sdy-apply-sharding-constraints",
     "sdy-sink-func-data-flow-edges",
@@ -78,7 +77,8 @@ _CALLS_TO_COMPUTATIONS = _passes("sdy-import-func-calls", "symbol-dce")
 _PROPAGATE = (Pass("sdy-pre-order-funcs"), Pass("sdy-user-priority-propagate", keep_sharding_rules=True))
 _AFTER_CALLS = _passes("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = _passes("sdy-remove-sharding-groups", "sdy-sharding-constraint-to-reshard")
-_NO_DEAD_OPS = Pass("canonicalize", enable_patterns="none")
+_SIMPLIFIED = Pass("canonicalize", enable_patterns="sdy-collective")
+_INLINED = Pass("sdy-inline-meshes")
 _BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
@@ -104,9 +104,15 @@ def propagation_pipeline(*, dedup_functions_fully: bool = False, compat: Compat 
         before = (*import_pipeline(dedup_functions_fully=True), Pass("sdy-add-func-data-flow-edges"))
         after = _passes("sdy-propagate-to-func-results", "sdy-sink-func-data-flow-edges")
     else:
-        before = (*import_pipeline(), *_CONSTRAINTS_OVER_CALLS, *_CALLS_TO_COMPUTATIONS)
+        inner = (
+            (*_CONSTRAINTS_OVER_CALLS, *_CALLS_TO_COMPUTATIONS)
+            if has_newer_passes(compat)
+            else (*_CALLS_TO_COMPUTATIONS, *_CONSTRAINTS_AND_GROUPS)
+        )
+        before = (*import_pipeline(), *_COPIES_OF_FUNCTIONS, *inner)
         after = _passes("sdy-export-named-computations", "sdy-propagate-to-func-results")
-    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline()), compat)
+    exported = tuple(each for each in export_pipeline(compat=compat) if each.name != _INLINED.name)
+    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *exported), compat)
 
 
 def export_pipeline(
@@ -130,7 +136,7 @@ def export_pipeline(
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops.
       update_non_divisible_input_output_shardings: make the shardings at the border of functions divide their
         dimensions, and drop sub-axes there.
-      avoid_export_for_partitioning: keep sharding groups and constraints.
+      avoid_export_for_partitioning: keep sharding groups and constraints, and insert neither reshards nor collectives.
       avoid_reshards_on_calls: changes nothing here.
       enable_insert_explicit_collectives: partition the program, up to collectives.
       partitioner_stage: partition the program, up to the pass of this name.
@@ -163,17 +169,20 @@ def export_pipeline(
     passes.append(Pass("sdy-close-shardings"))
     if dump_directory:
         passes.append(Pass("sdy-save-module", directory=dump_directory, name="00.after_propagation"))
-    if partitioner_stage is not None:
+    if not avoid_export_for_partitioning:
         for_matmul = enable_insert_explicit_collectives and remove_all_gather_reduce_scatter_for_cmv1
-        passes += _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul)
-    else:
-        passes.append(Pass("sdy-insert-explicit-reshards"))
+        passes += (
+            _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul)
+            if partitioner_stage is not None
+            else _passes(*["sdy-verify-unreduced-axes"] * is_newest(compat), "sdy-insert-explicit-reshards")
+        )
+        passes.append(_SIMPLIFIED)
     if debug:
         passes.append(Pass("sdy-remove-propagation-debug-info"))
-    if not avoid_export_for_partitioning:
-        passes.append(_NO_DEAD_OPS)
     if not keep_sharding_rules:
         passes.append(Pass("sdy-drop-sharding-rules"))
+    if is_newest(compat) and not avoid_export_for_partitioning:
+        passes.append(_INLINED)
     return _with_compat(tuple(passes), compat)
 
 

@@ -20,7 +20,7 @@ from sdy_jax.ir.text.cursor import closing
 from sdy_jax.shardy.passes import (
     batching,
     calls,
-    constants,
+    cleanup,
     constraints,
     data_flow_edges,
     explicit_reshards,
@@ -176,8 +176,8 @@ class _Reader:
 
 PASSES: dict[str, Callable[..., None]] = {
     # of MLIR
-    "canonicalize": constants.canonicalize,
-    "cse": constants.cse,
+    "canonicalize": cleanup.canonicalize,
+    "cse": cleanup.cse,
     "symbol-dce": calls.remove_unused_functions,
     # before propagation
     "sdy-lift-inlined-meshes": meshes.lift_meshes,
@@ -239,7 +239,8 @@ SOUGHT: dict[str, tuple[str, ...]] = {
     "record-statements": (constraints.CONSTRAINT, *DATA_FLOW_OPS),
     "keep-statements": (constraints.CONSTRAINT, constraints.GROUP),
 }
-"""The ops without which a pass without options does nothing. Pipelines leave it out where there are none."""
+"""The ops without which a pass does nothing that has no option but `compat`. Pipelines leave it out where there are
+none."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -286,7 +287,7 @@ class Pass:
     @property
     def seeks(self) -> tuple[str, ...]:
         """The ops without which the pass does nothing; none if it may do something in any module."""
-        return () if self.options else SOUGHT.get(self.name, ())
+        return () if any(option != "compat" for option, _ in self.options) else SOUGHT.get(self.name, ())
 
     def __str__(self) -> str:
         options = " ".join(f"{option}={_option_text(value)}" for option, value in self.options)

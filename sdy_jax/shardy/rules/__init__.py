@@ -10,6 +10,6 @@ from sdy_jax.shardy.rules import (  # noqa: F401  (each registers its rules)
     reshapes,
     slicing,
 )
-from sdy_jax.shardy.rules.registry import Compat, RuleBook, has_no_rule_silently, rule
+from sdy_jax.shardy.rules.registry import Compat, RuleBook, has_newer_passes, has_no_rule_silently, is_newest, rule
 
-__all__ = ["Compat", "RuleBook", "has_no_rule_silently", "rule"]
+__all__ = ["Compat", "RuleBook", "has_newer_passes", "has_no_rule_silently", "is_newest", "rule"]

@@ -27,8 +27,9 @@ RuleFunction = Callable[[Op, bool], OpShardingRule | None]
 AnyRule = TypeVar("AnyRule", bound=RuleFunction)
 
 Compat = Literal["shardy", "shardy-0.10", "shardy-0.12", "sdy_jax"]
-"""Whose rules: `"shardy-0.10"` and `"shardy-0.12"` those that Shardy has in these versions of jaxlib, which differ for
-a few ops; `"shardy"` those of the installed jaxlib; `"sdy_jax"` also some that Shardy does not have, as in plans."""
+"""Whose rules and passes: `"shardy-0.10"` and `"shardy-0.12"` those that Shardy has in these versions of jaxlib, which
+differ for a few ops and in a few passes; `"shardy"` those of the installed jaxlib; `"sdy_jax"` the newer passes, and
+also some rules that Shardy does not have, as in plans."""
 
 RULES: dict[str, RuleFunction] = {}
 BEYOND: dict[str, RuleFunction] = {}
@@ -41,6 +42,8 @@ WRITTEN_BY_JAX: dict[str, Callable[[Op], OpShardingRule | None]] = {}
 
 INSTALLED_IS_NEW = jaxlib.version.__version_info__ >= (0, 12)
 """Whether Shardy has the newer rules there. Given: jaxlib 0.11.2 has still the others, but for one."""
+_HAS_NEWER_PASSES = jaxlib.version.__version_info__ >= (0, 11)
+"""Whether Shardy has the newer passes there. Given: those of jaxlib 0.11 are in the order of 0.12."""
 
 _READS_NEIGHBOURS: set[str] = set()
 _EXTRA: set[str] = set()
@@ -139,7 +142,7 @@ class RuleBook:
         self._conservative, self._overrides = conservative, overrides
         self._is_ours = compat == "sdy_jax"
         self._off = set() if self._is_ours else _EXTRA
-        self._instead = BEYOND if self._is_ours else NEWER if _is_new(compat) else {}
+        self._instead = BEYOND if self._is_ours else NEWER if is_newest(compat) else {}
         self._known: dict[Hashable, OpShardingRule | None] = {}
 
     def without_overrides(self) -> RuleBook:
@@ -185,9 +188,14 @@ class RuleBook:
         return self._known[own]
 
 
-def _is_new(compat: Compat) -> bool:
-    """Whether Shardy's rules are those of jaxlib 0.12 and later."""
+def is_newest(compat: Compat) -> bool:
+    """Whether Shardy's rules, and the end of its export, are those of jaxlib 0.12 and later."""
     return compat == "shardy-0.12" or (compat == "shardy" and INSTALLED_IS_NEW)
+
+
+def has_newer_passes(compat: Compat) -> bool:
+    """Whether constraints reach calls and values stated to be open, and returned values the results of main."""
+    return compat in ("shardy-0.12", "sdy_jax") or (compat == "shardy" and _HAS_NEWER_PASSES)
 
 
 def _has_static_tensors(op: Op) -> bool:

@@ -331,7 +331,7 @@ func.func @f(%x: tensor<4x3xf32>) -> tensor<4x6xf32> {
         ("%1 = mesh.all_gather %0 on @m\n gather_axis = [0] : T -> T", (5, 16), "mesh.all_gather: expected an index, "),
         ("%1 = mesh.all_gather %0 on @m\n gather_axis = 0 : T -> U", (5, 37), "mesh.all_gather: expected a type, got"),
         ("%1 = mesh.all_reduce %0\n on @m mesh_axes = [0, 99999] : T -> T", (5, 20), "integer constant out of range"),
-        ("%1 = mesh.all_reduce %0 on @m {a = #foo.b} : T -> T", (4, 38), "unknown dialect `foo`"),
+        ("%1 = foo.bar %0 : T", (4, 8), "foo.bar: unknown dialect `foo`; to fix: lower it to StableHLO"),
         ("mesh.meshes @m", (4, 3), "mesh.meshes: the mesh dialect has no such op; it has mesh, mesh_shape, "),
         ('"shard.mesh"() : () -> ()', (4, 3), "shard.mesh: the shard dialect has no such op; it has grid, grid_shape"),
         ('"foo.bar"() : () -> ()', (4, 3), "foo.bar: unknown dialect `foo`"),
@@ -354,8 +354,19 @@ def test_an_error_has_the_users_place(statement, place, message):
     assert found.position == Position(*place)
 
 
-def test_a_module_without_the_dialects_still_knows_no_others():
-    assert re.search("unregistered|unknown dialect", error('"foo.bar"() : () -> ()').message)
+def test_an_op_of_another_dialect_is_named_with_what_to_do():
+    for statement in ('"foo.bar"() : () -> ()', "foo.bar"):
+        assert error(statement).message == (
+            "foo.bar: unknown dialect `foo`; to fix: lower it to StableHLO by that dialect's own passes, or "
+            "write it as a stablehlo.custom_call @bar with an sdy.sharding_rule"
+        )
+
+
+@pytest.mark.parametrize("op", ["mesh.all_reduce %0 on @m {A} : T -> T", "stablehlo.negate %0 {A} : T"])
+def test_attributes_of_other_dialects_are_carried_through(op: str):
+    text = function("%1 = " + op.replace("A", "a = #foo.b, foo.c = 1 : i32"), "%0: T {foo.d = #foo<e f>}")
+    found = module_text(parsed(text.replace("T", "tensor<4xf32>")))
+    assert "#foo.b" in found and "foo.c = 1" in found and "#foo<e f>" in found
 
 
 VALID = {

@@ -6,7 +6,6 @@ import itertools
 import random
 import warnings
 
-import jax
 import pytest
 from jax.extend.mlir import ir
 from sdy_oracle import run_passes
@@ -20,7 +19,6 @@ sdy.mesh @mesh = <["a"=2, "b"=2, "c"=4]>
 sdy.mesh @other = <["a"=2, "z"=2]>
 """
 PASS = "func.func(sdy-insert-explicit-reshards)"
-needs_new_oracle = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="older pipelines order passes otherwise")
 SHARDINGS = (
     "",
     "<@mesh, [{}, {}]>",
@@ -230,14 +228,11 @@ def shared_callees(seed: int) -> str:
 PIPELINES = ("sdy-propagation-pipeline", "sdy-propagation-pipeline{dedup-functions-fully=true}")
 
 
-@needs_new_oracle
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_whole_pipelines_make_the_modules_of_the_oracle(pipeline: str) -> None:
-    """In jaxlib 0.12."""
     check([shared_callees(seed) for seed in range(60)], pipeline, 0.9)
 
 
-@needs_new_oracle
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_whole_pipelines_make_the_modules_of_the_oracle_many_times(pipeline: str) -> None:

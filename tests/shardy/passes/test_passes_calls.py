@@ -7,7 +7,6 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-import jax
 import pytest
 from jax.extend.mlir import ir, passmanager
 from random_call_programs import RandomCallProgram
@@ -20,18 +19,21 @@ from sdy_jax.shardy.passes.pipelines import Passes, export_pipeline, import_pipe
 from sdy_jax.shardy.passes.registry import Pass, written_passes
 from sdy_jax.shardy.propagation.data_flow import calls_by_callee
 
-_IS_OLD = jax.__version_info__ < (0, 11)
-needs_new_oracle = pytest.mark.skipif(
-    _IS_OLD, reason="older passes propagate no constraint to calls and nothing to main's results"
-)
-"""We do what jaxlib 0.12 does. What that makes of the programs here is kept in a file for tests with older ones."""
 EXPECTED = Path(__file__).parent / "call_programs.txt"
+"""What jaxlib 0.12 makes of the programs here, for tests with older ones."""
 
 DEFAULT = propagation_pipeline()
 DEDUP = propagation_pipeline(dedup_functions_fully=True)
 _CALLS = ("sdy-flatten-call-graph", "sdy-import-func-calls")
 NAMED = tuple(step for step in DEFAULT if step.name not in _CALLS)
 """For named computations of the user: jaxlib's `sdy-import-func-calls` gives these a second set of edges, and fails."""
+_NEWEST = propagation_pipeline(compat="shardy-0.12")
+NEWEST = {
+    DEFAULT: _NEWEST,
+    DEDUP: propagation_pipeline(compat="shardy-0.12", dedup_functions_fully=True),
+    NAMED: tuple(step for step in _NEWEST if step.name not in _CALLS),
+}
+"""The same in the order of jaxlib 0.12."""
 
 X = "tensor<8x8xf32>"
 
@@ -267,17 +269,17 @@ def after_each(text: str, steps: Passes) -> list[str]:
     return found
 
 
-def _after_all(text: str, steps: Passes) -> str:
+def _after_all(text: str, steps: Passes, compat: str = "shardy") -> str:
     """The module after all steps, verified after each."""
     module = parse(text)
-    _run(module, steps)
+    _run(module, steps, compat)
     return plain_text(module)
 
 
-def _run(module: ir.Module, steps: Passes) -> None:
+def _run(module: ir.Module, steps: Passes, compat: str = "shardy") -> None:
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        like_shardy = [step.with_options(compat="shardy") for step in steps]
+        like_shardy = [step.with_options(compat=compat) for step in steps]
         run_pipeline(module.operation, like_shardy, after=lambda _, changed: changed.verify())
 
 
@@ -304,10 +306,9 @@ def write_expected() -> None:
 
 @pytest.mark.parametrize(("name", "program", "steps"), CASES, ids=_id)
 def test_the_pipelines_make_the_modules_that_the_newest_oracle_makes(name: str, program: str, steps: Passes) -> None:
-    assert _after_all(program, steps) == _read_expected()[f"{name}, {_id(steps)}"]
+    assert _after_all(program, NEWEST[steps], "shardy-0.12") == _read_expected()[f"{name}, {_id(steps)}"]
 
 
-@needs_new_oracle
 @pytest.mark.parametrize(("name", "program", "steps"), CASES, ids=_id)
 def test_each_pass_makes_the_module_that_the_oracle_makes(name: str, program: str, steps: Passes) -> None:
     expected = expected_after_each()[name, steps]
@@ -316,10 +317,9 @@ def test_each_pass_makes_the_module_that_the_oracle_makes(name: str, program: st
         assert ours == theirs, f"after {step}"
 
 
-LEFT_OUT = ("sdy-save-module", "sdy-verify-unreduced-axes", "sdy-inline-meshes")
+LEFT_OUT = ("sdy-save-module",)
 
 
-@needs_new_oracle
 @pytest.mark.parametrize("options", ["", "{dedup-functions-fully=true}"])
 def test_the_pipelines_have_the_passes_of_the_oracle_in_its_order(options: str) -> None:
     full = bool(options)
@@ -359,19 +359,15 @@ def _check_random(seeds: range) -> float:
 
 
 def fuzz(seed: int) -> dict[str, int]:
-    if _IS_OLD:
-        return {}
     _check_random(range(20 * seed, 20 * seed + 20))
     return {"oracle": 40}
 
 
-@needs_new_oracle
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_programs_with_calls_become_what_the_oracle_makes_of_them(first: int) -> None:
     assert _check_random(range(first, first + 20)) > 0.9
 
 
-@needs_new_oracle
 @pytest.mark.slow
 def test_many_random_programs_with_calls_become_what_the_oracle_makes_of_them() -> None:
     assert _check_random(range(1000, 2000)) > 0.9

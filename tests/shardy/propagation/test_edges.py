@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import jax
 import pytest
 from jax.extend.mlir import ir
 from sdy_oracle import run_passes
@@ -19,7 +18,6 @@ sdy.mesh @other = <["a"=2, "z"=2]>
 """
 SINK, SINK_FUNC = "func.func(sdy-sink-data-flow-edges)", "func.func(sdy-sink-func-data-flow-edges)"
 APPLY = "sdy-apply-sharding-constraints"
-needs_new_oracle = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="older passes do otherwise")
 
 
 def ours(text: str, passes: str) -> str:
@@ -174,7 +172,6 @@ def constrained(sharding: str, constraint: str) -> list[str]:
     ]
 
 
-@needs_new_oracle
 def test_constraints_apply_to_what_is_open_and_to_edges_of_calls() -> None:
     texts = [t for sharding in SHARDINGS for constraint in CONSTRAINTS for t in constrained(sharding, constraint)]
     assert_equal(texts, APPLY)
@@ -183,7 +180,9 @@ def test_constraints_apply_to_what_is_open_and_to_edges_of_calls() -> None:
 def test_a_constraint_applies_to_what_is_stated_to_be_open() -> None:
     """As in jaxlib 0.12; older ones leave such an argument open."""
     text = constrained("[{?}]", '[{"b"}]')[-1]
-    assert '%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"b"}]>}' in ours(text, APPLY)
+    closed = '%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"b"}]>}'
+    assert closed in ours(text, f"{APPLY}{{compat=shardy-0.12}}")
+    assert closed not in ours(text, f"{APPLY}{{compat=shardy-0.10}}")
 
 
 RESULTS = f"""{MESHES}
@@ -196,7 +195,6 @@ RESULTS = f"""{MESHES}
   }}"""
 
 
-@needs_new_oracle
 @pytest.mark.parametrize("name", ["main", "f"])
 def test_results_of_functions_say_what_the_returned_values_say(name: str) -> None:
     other = f"func.func @main(%x: {V}) {{ return }}" if name != "main" else ""
@@ -205,7 +203,7 @@ def test_results_of_functions_say_what_the_returned_values_say(name: str) -> Non
 
 def test_results_of_main_are_filled_in_where_nothing_is_stated() -> None:
     """As in jaxlib 0.12; older ones leave main as it is."""
-    types = ours(RESULTS.replace("NAME", "main"), "sdy-propagate-to-func-results").split("-> (")[1]
+    types = ours(RESULTS.replace("NAME", "main"), "sdy-propagate-to-func-results{compat=shardy-0.12}").split("-> (")[1]
     assert types.startswith(
         'tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}, tensor<8xf32>, tensor<8xf32>'
     )
