@@ -32,6 +32,7 @@ assertions are written anew, and 9 percent of running them; at 10,000 six, at 50
 
 import ctypes
 import resource
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,9 +60,25 @@ def pytest_collection_finish() -> None:
     share_contexts()
 
 
+_LONG = (
+    "test_random_pipelines.py", "test_totals.py", "test_library_kernels.py", "test_callbacks.py", "test_linalg.py",
+    "test_pipeline.py", "test_whole_program.py", "test_random_programs.py", "test_recomputation.py", "test_blocking.py",
+    "test_within_memory.py", "test_planted_faults.py", "test_every_process.py", "test_processes.py", "test_gallery.py",
+    "test_readme.py", "test_pages.py", "test_automatic_layouts.py", "test_pinned_plans.py", "test_plans.py",
+)  # fmt: skip
+"""Files that take long, some of them with few tests. Measured (2026-11): 20 to 100 s of CPU each."""
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """A process takes file by file: one that takes long is not left for the end, where others have none to take."""
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in _LONG, -counts[item.path]))  # the sort keeps files in one piece
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what `scripts/test --all` alone runs: of tests with many cases all but a few."""
+    _longest_first(items)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)

@@ -180,10 +180,20 @@ FROM_OUTSIDE = {
     "jvp of a gradient": lambda f, x: jax.jvp(jax.grad(lambda x: f(x).sum()), (x,), (x,)),
 }
 
+STRAIGHT = ("gradient", "linearize", "columns", "jvp of a jvp")
+AROUND = ("gradient under jit", "vjp", "jvp", "jvp under jit", "jvp of a gradient")
+"""Half of them each, for programs beside one that is differentiated by all of them."""
+
 
 @pytest.mark.dear
-@pytest.mark.parametrize("name", FROM_OUTSIDE)
-@pytest.mark.parametrize("program", [of_cosines, scan_of_rematerialized, rematerialized_scan])
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        *((scan_of_rematerialized, name) for name in FROM_OUTSIDE),
+        *((of_cosines, name) for name in STRAIGHT),
+        *((rematerialized_scan, name) for name in AROUND),
+    ],
+)
 def test_callbacks_of_what_is_rematerialized_run_as_often_where_it_is_differentiated_from_outside(program, name):
     x, function = np.asarray(X) / 9, partial(program, False)  # on no device: the mesh is known by the program alone
     ours = sdy.partition(function, mesh=LINE, in_shardings=P("x"), on_unknown="ignore")
@@ -192,11 +202,13 @@ def test_callbacks_of_what_is_rematerialized_run_as_often_where_it_is_differenti
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("name", FROM_OUTSIDE)
-@pytest.mark.parametrize("function", [partial(layer_with_callback, False), partial(in_scan_of_layers, False)])
-def test_callbacks_of_a_function_that_is_rematerialized_from_outside_run_as_often(function, name):
+@pytest.mark.parametrize(
+    ("layers", "name"),
+    [*((in_scan_of_layers, name) for name in FROM_OUTSIDE), *((layer_with_callback, name) for name in AROUND)],
+)
+def test_callbacks_of_a_function_that_is_rematerialized_from_outside_run_as_often(layers, name):
     """With `jax.checkpoint` around the partitioned function."""
-    x = np.asarray(X) / 9
+    x, function = np.asarray(X) / 9, partial(layers, False)
     ours = sdy.partition(function, mesh=LINE, in_shardings=P("x"), on_unknown="ignore")
     runs = [partial(FROM_OUTSIDE[name], jax.checkpoint(f)) for f in (ours, jax.jit(function))]
     mine, theirs = (events(run, x) for run in runs)

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,9 +19,19 @@ def one_process() -> list[float]:
     return trained(mesh_of(jax.devices()), initial())
 
 
-@TWO_OR_FOUR
-def test_processes_train_as_one(count: int, tmp_path: Path, one_process: list[float]) -> None:
-    found = reports("train", count, tmp_path)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes that train keep their programs."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def keeping(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What these two say."""
+    return reports("train_apart", 2, tmp_path_factory.mktemp("first"), KEPT=str(kept))
+
+
+def train_as_one(found: list[dict[str, Any]], one_process: list[float]) -> None:
     value, slopes = jax.value_and_grad(loss)(initial(), batch(0))
     for report in found:
         np.testing.assert_allclose(report["losses"], one_process, rtol=1e-5)
@@ -29,6 +40,15 @@ def test_processes_train_as_one(count: int, tmp_path: Path, one_process: list[fl
     np.testing.assert_allclose(found[-1]["alone"], value, rtol=1e-5)
     for same in ("fingerprint", "lowered"):
         assert len({report[same] for report in found}) == 1, same
+
+
+def test_processes_train_as_one(keeping: list[dict[str, Any]], one_process: list[float]) -> None:
+    train_as_one(keeping, one_process)
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one(tmp_path: Path, one_process: list[float]) -> None:
+    train_as_one(reports("train_apart", 4, tmp_path, KEPT="0"), one_process)
 
 
 @TWO_OR_FOUR
@@ -94,10 +114,12 @@ def test_without_its_coordinator_nobody_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.more("programs that are found")
-def test_processes_of_which_some_find_their_programs_train_as_one(tmp_path: Path, one_process: list[float]) -> None:
+def test_processes_of_which_some_find_their_programs_train_as_one(
+    kept: Path, keeping: list[dict[str, Any]], tmp_path: Path, one_process: list[float]
+) -> None:
     """Neither one that finds none nor one that keeps none runs anything else than one that finds all."""
-    kept, empty = tmp_path / "kept", tmp_path / "empty"
-    runs = [reports("train_apart", 2, tmp_path, KEPT=f"{kept}:{other}") for other in (kept, empty, 0)]
+    empty = tmp_path / "empty"
+    runs = [keeping, *(reports("train_apart", 2, tmp_path, KEPT=f"{kept}:{other}") for other in (empty, 0))]
     for folder in (kept, empty):
         assert {path.suffix for path in folder.iterdir()} == {".plan", ".module"}
     finding, others = zip(*runs[1:], strict=True)

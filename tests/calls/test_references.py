@@ -174,10 +174,16 @@ def closing(ref):
     return accumulated, looped, branching
 
 
+STATED = [None, (P("a"),), (P("a"), None), {"x": P("a")}]
+
+
+@pytest.mark.parametrize("in_jit", [False, True], ids=["direct", "in jit"])
+@pytest.mark.parametrize("stated", [0, 1])
 @pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("stated", [None, (P("a"),), (P("a"), None), {"x": P("a")}], ids=str)
-@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["direct", "in jit"])
-def test_references_that_are_closed_over_are_written(mesh, number, stated, outer):
+def test_references_that_are_closed_over_are_written(mesh, number, stated, in_jit):
+    """Each function with all that may be stated, two of these in `jit`."""
+    stated, outer = STATED[2 * stated + (number + in_jit) % 2], jax.jit if in_jit else lambda f: f
+
     def outcome(jit, **options):
         ref = jax.new_ref(jax.device_put(X + 1, NamedSharding(mesh, P("a"))))
         f = outer(jit(closing(ref)[number], **options))

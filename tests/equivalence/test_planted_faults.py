@@ -1,11 +1,20 @@
 """`verify` finds mistakes that are planted in strategies, rules, collectives, emission and passes, and names them."""
 
+from collections.abc import Iterator
 from types import CodeType
 
 import pytest
+from forked_verification import verified_by_forks
 from planted_faults import NAME, PLANTED
 
 import sdy_jax as sdy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """A process per fault, as many faults are in the way of one another."""
+    with verified_by_forks():
+        yield
 
 
 @pytest.mark.dear

@@ -70,9 +70,14 @@ class Library:
         return tuple(P(*map(axes.get, dims)) for dims in self.names)
 
     def gradients(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Those by all arguments of floating-point numbers."""
+        """Those by all arguments of floating-point numbers, beside what the function returns."""
+
+        def loss(*args: Any) -> tuple[jax.Array, jax.Array]:
+            out = function(*args)
+            return (out**2).sum(), out
+
         floats = tuple(i for i in range(len(self.names)) if i not in self.given(self.sizes))
-        return jax.grad(lambda *args: (function(*args) ** 2).sum(), floats)
+        return jax.grad(loss, floats, has_aux=True)
 
 
 def _flash(sizes: Mapping[str, int]) -> Callable[..., Any]:

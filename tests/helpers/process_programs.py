@@ -38,7 +38,8 @@ def start(name: str, count: int, folder: Path, **environment: str) -> list[subpr
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    own = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    own = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
     command = [sys.executable, __file__, name]
@@ -159,8 +160,12 @@ def train(folder: Path) -> dict[str, Any]:
 
 
 def train_apart(folder: Path) -> dict[str, Any]:
-    """As `train`, by the cache in the process's own one of the folders `KEPT`; and how many programs it emits."""
-    os.environ["SDY_JAX_CACHE_DIR"] = os.environ["KEPT"].split(os.pathsep)[jax.process_index()]
+    """As `train`, by the cache in the process's own one of the folders `KEPT`; and how many programs it emits.
+
+    Of fewer folders than processes the last is that of the others.
+    """
+    kept = os.environ["KEPT"].split(os.pathsep)
+    os.environ["SDY_JAX_CACHE_DIR"] = kept[min(jax.process_index(), len(kept) - 1)]
     emitted, emit = [], planned_call.local_function
 
     def noting(*args: Any) -> Any:
@@ -254,7 +259,7 @@ def main() -> None:
     jax.distributed.initialize(
         f"127.0.0.1:{port}", int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=60
     )
-    programs = {program.__name__: program for program in (train, train_apart, differ, die, fail, resume)}
+    programs = {program.__name__: program for program in (train_apart, differ, die, fail, resume)}
     report = programs[name](Path(folder))
     (Path(folder) / f"{name}.{index}").write_text(json.dumps(report))
 

@@ -88,11 +88,21 @@ def draw(seed: int) -> Case:
 
 
 def options_of(case: Case) -> dict[str, Any]:
-    """What may matter of a case together with another option; of counts whether they are one, a few or more."""
+    """What may matter of a case together with another option.
+
+    Of counts that is whether they are one or more; of layers also whether stages have as many of them, some or none.
+    """
     found = {each.name: getattr(case, each.name) for each in fields(case) if each.name not in ("seed", "options")}
-    rows = case.batch // case.options["microbatches"]
-    counts = {"layers": min(case.layers, 4) // 2, "microbatches": min(case.options["microbatches"], 3)}
-    return found | case.options | counts | {"batch": rows}
+    microbatches, stages = case.options["microbatches"], case.sizes[0]
+    layers = "fewer" if case.layers < stages else "even" if case.layers % stages == 0 else "uneven"
+    counts = {"microbatches": min(microbatches, 2), "rounds": min(case.options.get("rounds", 0), 2)}
+    sizes = (min(stages, 2), *case.sizes[1:])
+    return found | case.options | counts | {"layers": layers, "sizes": sizes, "batch": case.batch // microbatches}
+
+
+def cost_of(case: Case) -> float:
+    """For the choice of few cases: how long one takes, beside the quickest (measured, 2026-11)."""
+    return 1 + case.is_partitioned * (1 + (case.options["schedule"] == "interleaved") + case.has_key / 2)
 
 
 def arrays(case: Case) -> dict[str, Any]:

@@ -13,7 +13,7 @@ PARTITIONED = ContextVar("PARTITIONED", default=False)
 
 
 def normal(*shape):
-    return jax.random.normal(jax.random.key(sum(shape)), shape)
+    return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape, dtype=np.float32))  # compiles nothing
 
 
 def split(x, *spec, mesh=LINE):

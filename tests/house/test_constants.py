@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import benchmarks  # noqa: F401  (makes the scripts importable)
@@ -12,7 +13,13 @@ import pytest
 import constants
 
 MODULES = list(constants.modules())
-NUMBERS = [each for path in MODULES for each in constants.constants(path)]
+
+
+@cache
+def numbers() -> list[constants.Constant]:
+    """Those of the library, which take seconds to read."""
+    return [each for path in MODULES for each in constants.constants(path)]
+
 
 EXAMPLE = '''
 import math
@@ -49,7 +56,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_numbers_have_stories() -> None:
     """To fix: say beside the number how it was found, and what breaks if it changes (docs/explanation/numbers.md)."""
-    assert not [f"{each.module}:{each.line} {each.name}" for each in NUMBERS if not each.kind]
+    assert not [f"{each.module}:{each.line} {each.name}" for each in numbers() if not each.kind]
 
 
 def test_numbers_have_names() -> None:
@@ -58,12 +65,12 @@ def test_numbers_have_names() -> None:
 
 
 def test_a_guess_says_more_than_that_it_is_one() -> None:
-    bare = [each.name for each in NUMBERS if each.kind == "guessed" and len(each.story.partition("Guessed")[2]) < 12]
+    bare = [each.name for each in numbers() if each.kind == "guessed" and len(each.story.partition("Guessed")[2]) < 12]
     assert not bare
 
 
 def test_stories_name_scripts_that_are_there() -> None:
-    named = {name for each in NUMBERS for name in re.findall(r"`(scripts/\w+)`", each.story)}
+    named = {name for each in numbers() for name in re.findall(r"`(scripts/\w+)`", each.story)}
     assert named
     assert not [name for name in named if not (constants.ROOT / name).exists()]
 

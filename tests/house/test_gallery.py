@@ -39,7 +39,8 @@ OLDER = {"train_lm", "pipeline", "resume_elsewhere"}
 """Trained whole elsewhere: longer, and not of the gallery's form."""
 
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ["XLA_FLAGS"])
+"""The flags by which tests compile quickly, without the devices, of which each program says how many it needs."""
 
 
 def output_of(program: Path, folder: Path) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import jax
 import pytest
-from pairwise import covering
-from random_pipelines import compare, draw, options_of
+from pairwise import covering, pairs_of
+from random_pipelines import compare, cost_of, draw, options_of
 
-SEEDS = range(200)
-PAIRS = covering({seed: options_of(draw(seed)) for seed in SEEDS})
-"""Cases that have each pair of options that any of them has."""
+SEEDS = range(1000)
+COVERING = (0, 6, 12, 25, 34, 40, 75, 140, 156, 175, 182, 199, 232, 235, 297, 402, 412, 413, 420, 430, 472, 551, 580)
+COVERING += (609, 614, 641, 681, 689, 708, 756, 772, 807, 947)
+"""Seeds of cases that have each pair of options that any of them has; the first test says others where these do not."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")  # batches that `data` does not divide
 
@@ -20,12 +21,19 @@ def check(seed: int) -> None:
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("seed", PAIRS)
+@pytest.mark.parametrize("seed", COVERING)
 def test_pipelines_are_scans(seed: int) -> None:
     check(seed)
 
 
+def test_each_two_options_meet_in_a_case() -> None:
+    cases = {seed: draw(seed) for seed in SEEDS}
+    options = {seed: options_of(case) for seed, case in cases.items()}
+    if pairs_of(options.values()) - pairs_of(map(options.__getitem__, COVERING)):
+        pytest.fail(f"these do: COVERING = {covering(options, lambda seed: cost_of(cases[seed]) ** 0.5)}")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", sorted({*SEEDS} - {*PAIRS}))
+@pytest.mark.parametrize("seed", sorted({*range(200)} - {*COVERING}))
 def test_more_pipelines_are_scans(seed: int) -> None:
     check(seed)

@@ -24,14 +24,16 @@ AXES = {"x": ("x",), "y": ("y",), "x and y": ("x", "y")}
 """The axes of 2 x 4 devices, one at a time or both."""
 
 
-def cases(are_backward):
+def cases():
     """All dimensions of all kernels by all axes; those along which a kernel is split by both axes come first."""
     for name, library in LIBRARY.items():
-        if library.gradient or not are_backward:
-            for dim in dict.fromkeys(library.arguments.replace(" ", "")):
-                for axes in AXES:
-                    is_first = dim in library.split and axes == "x and y"
-                    yield pytest.param(name, dim, axes, marks=() if is_first else pytest.mark.slow)
+        for dim in dict.fromkeys(library.arguments.replace(" ", "")):
+            for axes in AXES:
+                is_first = dim in library.split and axes == "x and y"
+                yield pytest.param(name, dim, axes, marks=() if is_first else pytest.mark.slow)
+
+
+CASES = [*cases()]
 
 
 @pytest.fixture(autouse=True)
@@ -45,48 +47,46 @@ def steps(grid) -> int:
     return math.prod(n for n in grid if isinstance(n, int))
 
 
-def check(name, dim, axes, kind="forward", layouts="local"):
-    """A kernel with one dimension of its operands split has the numbers of one device."""
+def split(name, dim, axes):
+    """A kernel with one dimension of its operands split, as options of `partition`, on whole arguments."""
     library, shards = LIBRARY[name], math.prod(PLANE.shape[axis] for axis in axes)
     sizes = library.sized(dim, shards) if dim in library.split else {**library.sizes}
-    function, args = library.make(sizes), library.values(sizes)
-    if kind == "backward":
-        function = library.gradients(function)
     specs = library.specs({dim: axes if not sizes[dim] % shards else axes[:1]})
-    partitioned = sdy.partition(function, mesh=PLANE, in_shardings=specs, layouts=layouts, on_unknown="ignore")
-    assert_close(partitioned(*args), jax.jit(function)(*args), 1e-5)
-    return library, partitioned, function, args, shards
+    return library.make(sizes), library.values(sizes), {"mesh": PLANE, "in_shardings": specs, "on_unknown": "ignore"}
 
 
-@pytest.mark.parametrize(("name", "dim", "axes"), [*cases(are_backward=False)])
+def check(name, dim, axes, layouts="local"):
+    """It has the numbers of one device, and so have its gradients where it has such."""
+    function, args, options = split(name, dim, axes)
+    function = LIBRARY[name].gradients(function) if LIBRARY[name].gradient else function
+    assert_close(sdy.partition(function, layouts=layouts, **options)(*args), jax.jit(function)(*args), 1e-5)
+
+
+@pytest.mark.parametrize(("name", "dim", "axes"), CASES)
 @pytest.mark.more("all dimensions of all kernels, by each axis and both")
-def test_numbers_forward(name, dim, axes):
-    library, partitioned, function, args, shards = check(name, dim, AXES[axes])
+def test_numbers(name, dim, axes):
+    check(name, dim, AXES[axes])
+
+
+@pytest.mark.parametrize(("name", "dim", "axes"), CASES)
+@pytest.mark.more("all dimensions of all kernels, by each axis and both")
+def test_grids_are_split_where_a_rule_allows_it(name, dim, axes):
+    library = LIBRARY[name]
     if dim in library.split:
+        function, args, options = split(name, dim, AXES[axes])
+        partitioned = sdy.partition(function, layouts="local", **options)
         (whole,), (part,) = (local_grids(each, *args) for each in (function, partitioned))
-        assert steps(part) * shards == steps(whole)
+        assert steps(part) * math.prod(PLANE.shape[axis] for axis in AXES[axes]) == steps(whole)
         assert dim in library.gathers or not partitioned.plan(*args).wire_bytes
-
-
-@pytest.mark.parametrize(("name", "dim", "axes"), [*cases(are_backward=True)])
-@pytest.mark.more("all dimensions of all kernels, by each axis and both")
-def test_numbers_backward(name, dim, axes):
-    check(name, dim, AXES[axes], "backward")
 
 
 def first_dim(name):
     return (LIBRARY[name].split or "b")[0]
 
 
-def test_numbers_of_each_kernel():
-    """By the layouts that a plan chooses."""
-    for name in LIBRARY:
-        check(name, first_dim(name), ("x",), layouts="global")
-
-
-@pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if library.gradient])
-def test_numbers_of_each_gradient(name):
-    check(name, first_dim(name), ("x",), "backward", "global")
+@pytest.mark.parametrize("name", LIBRARY)
+def test_numbers_by_the_layouts_that_a_plan_chooses(name):
+    check(name, first_dim(name), ("x",), "global")
 
 
 @pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if len(library.split) > 1])
@@ -103,10 +103,9 @@ def test_numbers_of_two_dimensions(name):
         assert [steps(part) * 8 for part in local_grids(partitioned, *args)] == [steps(whole)]
 
 
-@pytest.mark.parametrize("kind", ["forward", "backward"])
 @pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if library.gradient])
 @pytest.mark.more("shards of unequal sizes")
-def test_numbers_of_uneven_shards(name, kind):
+def test_numbers_of_uneven_shards(name):
     """A batch of 3 on 2 devices and 3 heads on 4, split inside of the function."""
     library = LIBRARY[name]
     dims = [dim for dim in library.split if dim not in library.gathers]
@@ -120,7 +119,7 @@ def test_numbers_of_uneven_shards(name, kind):
             xs = [jax.lax.with_sharding_constraint(x, NamedSharding(PLANE, spec)) for x, spec in pairs]
         return function(*xs)
 
-    step = library.gradients(uneven) if kind == "backward" else uneven
+    step = library.gradients(uneven)
     expected = jax.jit(lambda *xs: step(*xs))(*args)
     token = PARTITIONED.set(True)
     try:

@@ -109,10 +109,11 @@ def test_batches_of_complex_matrices_along_two_dimensions(name):
 
 @pytest.mark.dear
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")
-@pytest.mark.parametrize("name", CALLS)
-def test_batches_that_do_not_divide_and_matrices_that_are_split_have_the_same_numbers(name):
+@pytest.mark.parametrize(("number", "name"), [*enumerate(CALLS)])
+def test_batches_that_do_not_divide_and_matrices_that_are_split_have_the_same_numbers(number, name):
+    """Of neighbours one is split along the rows, with the batch, and one along the columns."""
     function, args = arguments(name, (6,))
-    for spec in (P("y"), P("x", "y"), P(None, None, "y")):
+    for spec in (P("y"), P("x", "y") if number % 2 else P(None, None, "y")):
         check(function, args, [spec] * len(args), rtol=1e-3, atol=1e-3)
 
 

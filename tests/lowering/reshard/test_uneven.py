@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, setting
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 
 def integers(*shape):
-    return jax.random.randint(jax.random.key(sum(shape)), shape, -50, 50)
+    return jnp.asarray(np.random.default_rng(sum(shape)).integers(-50, 50, shape, dtype=np.int32))
 
 
 def check(function, x, **options):

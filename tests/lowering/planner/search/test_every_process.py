@@ -14,9 +14,9 @@ PRINTED = {
     "whole programs": """
 import sdy_jax as sdy
 from test_whole_program import PROGRAMS, peak_of
-for name in ("fsdp", "weights of both", "scanned", "blocks of both"):
+for name, shares in (("fsdp", (None, 0.9)), ("weights of both", (None,)), ("scanned", (None,))):
     function, args, in_shardings, mesh = PROGRAMS[name]
-    for share in (None, 0.9):
+    for share in shares:
         memory = share and share * peak_of(name)
         try:
             f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory=memory)
@@ -29,24 +29,23 @@ for name in ("fsdp", "weights of both", "scanned", "blocks of both"):
 import sdy_jax as sdy
 from partitioned_ops import LINE
 from test_within_memory import PROGRAMS, size_of, specs, step_of
-found = ""
-for name in ("unrolled", "scanned"):
-    blocks, arguments, spec = PROGRAMS[name]
-    memory = 2.2 * size_of(arguments[0]) if name == "unrolled" else 4 * size_of(arguments[0])
-    options = {"mesh": LINE, **specs(spec), "layouts": "global", "memory": memory}
-    found += str(sdy.partition(step_of(blocks), **options).plan(*arguments))
+blocks, arguments, spec = PROGRAMS["unrolled"]
+options = {"mesh": LINE, **specs(spec), "layouts": "global", "memory": 2.2 * size_of(arguments[0])}
+found = str(sdy.partition(step_of(blocks), **options).plan(*arguments))
 assert "made again" in found
 print(found)
 """,
     "what is computed again": """
+import test_recomputation
 from test_recomputation import arguments, layer, partitioned, scanned, step_of, unrolled
+test_recomputation.LAYERS = 3
 for stack in (unrolled, scanned):
     print(partitioned(step_of(stack, layer), 0.5).plan(*arguments()))
 """,
     "what runs part by part": """
-from test_blocking import attended, heads, partitioned
-args = heads()
-print(partitioned(attended, args, 0.6)[1].plan(*args))
+from test_blocking import PAIR, attended, heads, partitioned
+args = heads(batch=8)
+print(partitioned(attended, args, 0.6, mesh=PAIR)[1].plan(*args))
 """,
     "prices of reshards": """
 from test_planning_routes import CUBE, COSTS, RoutePrices, layouts
