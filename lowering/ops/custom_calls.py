@@ -28,10 +28,9 @@ from sdy_jax.ir.custom_ops import (
 )
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, braces
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
+from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes
 from sdy_jax.lowering.ops.collectives.reductions import all_reduce
-from sdy_jax.lowering.ops.collectives.sent_bytes import all_reduce_bytes
 from sdy_jax.lowering.ops.control_flow import manual_axes_around
 from sdy_jax.lowering.ops.custom_partitioning import checked_results, custom_op_of, on_its_axes
 from sdy_jax.lowering.ops.emission.re_emission import re_emit

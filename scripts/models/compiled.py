@@ -19,7 +19,7 @@ from timing import compiler_time
 from models.kernel_times import kernel_seconds
 from sdy_jax.cli.devices import Topology
 from sdy_jax.plan.estimates import compiled_memory
-from sdy_jax.plan.hlo import collectives_in_hlo, estimated_cycles, totals
+from sdy_jax.plan.measuring.profile import collectives_in_hlo, estimated_cycles, totals
 
 GIB = 2.0**30
 

@@ -15,7 +15,7 @@ from models.llama import Llama
 from models.serving import decoded
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.measuring.profile import collectives_in_hlo, totals
 
 DENSE = Llama(4, 256, 8, 8, 32, 512, 1024)
 GROUPED = replace(DENSE, kv_heads=4)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, sort_and_merge
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.lowering.ops.registry import Shards, Strategy, strategies_of
 from sdy_jax.lowering.planner.facts.factors import Assignment, Cuts, are_apart, split_factors
 from sdy_jax.lowering.planner.facts.fusion import Touched

@@ -38,7 +38,7 @@ from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.lowering.planner.rewrites.dead_code import has_effect
+from sdy_jax.lowering.planner.rewrites.preparation import has_effect
 from sdy_jax.lowering.planner.schedule.hidden_time import Inserted
 from sdy_jax.lowering.planner.setting import Combining, Setting
 from sdy_jax.lowering.targets.cost_model import CostModel

@@ -117,7 +117,7 @@ def _exposed(graph: Graph, placed: PlacedProgram, costs: CostModel) -> Iterator[
                 sent += taken
 
 
-# Which products run as rings with the collectives around them (`ops/collectives/rings.py`).
+# Which products run as rings with the collectives around them (`ops/collectives/movement.py`).
 #
 #     %1 = sdy.all_gather [{"x"}, {}] %a       {sdy_jax.ring}
 #     %2 = stablehlo.dot_general %1, %w

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.type_text import bytes_text, seconds_text
+from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
 from sdy_jax.lowering.targets.measurements import MeasuredSends, StepProfile
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
 from sdy_jax.plan.measuring.profile import Measured, Scope, instructions, measured, module_name, scopes

@@ -13,10 +13,10 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.attributes import itemsize
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.jax_shardings import axis_name, dtype_name, type_text
 from sdy_jax.ir.locations import place_of, short_source, user_frames
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import axis_name, dtype_name, type_text
 from sdy_jax.plan.record.program import RecordedFrame, RecordedPlace, RecordedTensor
 
 # Places of ops as plain data: lines with their text.

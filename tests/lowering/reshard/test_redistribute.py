@@ -26,7 +26,7 @@ from sdy_jax.lowering.reshard.strip_reads import (
     window_reads,
 )
 from sdy_jax.lowering.reshard.strips import Source
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.measuring.profile import collectives_in_hlo, totals
 from sdy_jax.runtime.meshes import RefinedMesh, block_indices
 
 MESH = Mesh.of(p=2, q=4)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.arguments import SpecRule
-from sdy_jax.annotate.spec_trees.leaves import (
+from sdy_jax.annotate.dimension_names import (
     Entries,
     Keys,
     SizedMesh,
@@ -26,7 +26,7 @@ from sdy_jax.annotate.spec_trees.leaves import (
     spec_of,
     stated_specs,
 )
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.errors import ShardingError, with_article
 
 # Specifications by size: each large parameter split along its largest dimension that can be.

@@ -22,7 +22,7 @@ import numpy as np
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.base.jax_primitives import pulled_back
-from sdy_jax.calls.transformations.linear_ops import Flat, LinearMap, WithTangents
+from sdy_jax.calls.linear_ops import Flat, LinearMap, WithTangents
 from sdy_jax.ir.jax_shardings import on_whole_axes, sharding_in
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.plan.border import BoundaryValue

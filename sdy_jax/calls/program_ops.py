@@ -23,16 +23,15 @@ from sdy_jax.base.jax_lowering import (
     lowered_in_place,
     lowered_with_constants,
 )
-from sdy_jax.base.jax_meshes import in_manual_axes, without_named_axes
 from sdy_jax.base.jax_primitives import debug_effect, keeps_region, on_checkify, runs_again
-from sdy_jax.base.jax_tracing import lowering_options
-from sdy_jax.calls.transformations.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
-from sdy_jax.calls.transformations.linear_ops import Flat, WithTangents, in_type_of, mapped, moving_of
+from sdy_jax.base.jax_tracing import in_manual_axes, lowering_options, without_named_axes
+from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
+from sdy_jax.calls.linear_ops import Flat, WithTangents, in_type_of, mapped, moving_of
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.jax_shardings import sharding_in
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.shardings import OPEN, TensorSharding
-from sdy_jax.plan.cache.emitted import EmittedEntry, EmittedProgram, LocalSignature, LocalType
+from sdy_jax.plan.cache_entry import EmittedEntry, EmittedProgram, LocalSignature, LocalType
 
 # A partitioned program as one op of jax, with what it computes: for transformations that need it planned otherwise.
 #

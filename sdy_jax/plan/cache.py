@@ -18,9 +18,8 @@ from sdy_jax.ir.custom_ops import calls_of_functions
 from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.plan.border import boundary_values
-from sdy_jax.plan.cache.emitted import CachedAs
-from sdy_jax.plan.cache.entry import BrokenEntry, CachedPlan, Entry, Stages, entry_bytes
-from sdy_jax.plan.cache.key import PLAN, Key, cache_folder, can_be_cached
+from sdy_jax.plan.cache_entry import BrokenEntry, CachedAs, CachedPlan, Entry, Stages, entry_bytes
+from sdy_jax.plan.digests import PLAN, Key, cache_folder, can_be_cached
 from sdy_jax.plan.explanations.naming import all_marks
 from sdy_jax.plan.notices import LOG
 from sdy_jax.plan.pinning.choices import choices_of
@@ -81,7 +80,7 @@ def _ops(before: ir.Operation, now: ir.Operation) -> Iterator[tuple[ir.Operation
 
 # Plans that are found in the cache in place of being made, and kept there once they are made.
 #
-# What cannot be read is as good as none: the program is planned, and its entry written again. See `plan/cache`.
+# What cannot be read is as good as none: the program is planned, and its entry written again.
 
 _KEPT = ("imported", "propagated", "partitioned", "recomputed", "blocked")
 """The stages of an entry; the program that was traced is at hand, but where layouts were stated for it."""

@@ -23,12 +23,11 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.base.jax_calls import jit, with_module
 from sdy_jax.base.jax_tracing import refined
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
-from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
+from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes, replace_op
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
-from sdy_jax.ir.type_text import array_text
 from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
 from sdy_jax.mesh_dialects.local_program import is_local
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh, import_annotations
