@@ -33,8 +33,8 @@ from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes
 from sdy_jax.lowering.ops.collectives.reductions import all_reduce
 from sdy_jax.lowering.ops.control_flow import manual_axes_around
 from sdy_jax.lowering.ops.custom_partitioning import checked_results, custom_op_of, on_its_axes
-from sdy_jax.lowering.ops.emission.re_emission import re_emit
 from sdy_jax.lowering.ops.linalg import blocked, factorization_strategies, reflector_strategies, tall
+from sdy_jax.lowering.ops.re_emission import re_emit
 from sdy_jax.lowering.ops.registry import (
     WHOLE,
     LocalOp,
@@ -51,8 +51,8 @@ from sdy_jax.lowering.ops.registry import (
 from sdy_jax.lowering.ops.shards import mask_padding
 from sdy_jax.lowering.ops.sorting import approximate_strategies, approximate_top_k
 from sdy_jax.runtime.meshes import RefinedMesh
-from sdy_jax.shardy.rules.flops import operations_of_library
 from sdy_jax.shardy.rules.linalg import independent_columns
+from sdy_jax.shardy.rules.op_attributes import operations_of_library
 
 # Custom calls: opaque computations that run on shards as they are, and custom ops, whose functions do.
 

@@ -15,7 +15,7 @@ from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, is_identity, sum_kind
-from sdy_jax.lowering.ops.emission.re_emission import scope_name
+from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,

@@ -16,7 +16,7 @@ from sdy_jax.ir.custom_ops import AFTER, ROUNDED
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.ops.collectives.movement import not_before
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.ops.registry import AWAITED, LocalOp, emitter, rematerializable, runs_part_by_part
 from sdy_jax.lowering.ops.shards import offset, own_block
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE, NUMBERS

@@ -18,7 +18,7 @@ from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.ir.stored_shardings import sharding_of
 from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, identity, is_identity, reduction_kind, returns_new, sum_kind
-from sdy_jax.lowering.ops.emission.re_emission import re_emit
+from sdy_jax.lowering.ops.re_emission import re_emit
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Strategy,

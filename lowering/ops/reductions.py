@@ -17,7 +17,7 @@ from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.ops.elementwise import expression, identity, is_identity, known_scalar, reduction_kind
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit, scope_name
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit, scope_name
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,

@@ -32,7 +32,7 @@ from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.ir.text.modules import SourceError, new_context, text_module
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.ir.verification import verify_module
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh, drop_mesh_annotations
 from sdy_jax.mesh_dialects.meshes import Devices
 from sdy_jax.shardy.passes.meshes import drop_shardings_and_meshes

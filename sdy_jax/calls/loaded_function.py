@@ -28,7 +28,7 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes, replace_op
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.mesh_dialects.local_program import is_local
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh, import_annotations
 from sdy_jax.mesh_dialects.meshes import Devices, device_meshes, rename_mesh, symbols

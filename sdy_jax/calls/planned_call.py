@@ -31,7 +31,7 @@ from sdy_jax.ir.jax_shardings import AnyMesh, in_type, on_devices_of, with_type_
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import is_used, main_function
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
+from sdy_jax.lowering.ops.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.mesh_dialects.local_program import dialect_collectives, has_dialect_collectives
 from sdy_jax.plan.build import collection_paused, without_axes

@@ -21,7 +21,7 @@ from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, flops_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.target import device_memory
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
-from sdy_jax.plan.measuring.profile import collectives_in_hlo, overlapped, totals
+from sdy_jax.plan.profile import collectives_in_hlo, overlapped, totals
 from sdy_jax.runtime.devices import describe_slices, mesh_on_devices, too_few_devices
 from sdy_jax.runtime.meshes import abstract_mesh
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from sdy_jax.lowering.planner.stages.reshards import partition_into_reshards
     from sdy_jax.mesh_dialects import registration as dialects  # noqa: F401
     from sdy_jax.mesh_dialects.local_program import run_local
+    from sdy_jax.plan.analysis import analyze
     from sdy_jax.plan.explanations.fixes import fixes
     from sdy_jax.plan.explanations.why_not_layout import why_not_layout
-    from sdy_jax.plan.measuring.analysis import analyze
     from sdy_jax.plan.page.html import write_page
     from sdy_jax.plan.page.page import page_of
     from sdy_jax.plan.page.tables import drawing_of, table_of
@@ -48,7 +48,7 @@ REGISTERING = ("sdy_jax.lowering.ops", "sdy_jax.mesh_dialects.registration", "sd
 """Modules that put rules, strategies, emitters, passes and checks into the registries of rooms below."""
 
 OFFERED = {
-    "analyze": "sdy_jax.plan.measuring.analysis",
+    "analyze": "sdy_jax.plan.analysis",
     "as_html": "sdy_jax.plan.page.text",
     "coloured": "sdy_jax.plan.page.text",
     "drawing_of": "sdy_jax.plan.page.tables",

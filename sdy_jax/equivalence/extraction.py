@@ -34,7 +34,7 @@ from sdy_jax.ir.operations import (
 )
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_function_shardings
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.shardy.rules.slicing import PIECES, ROLL
 
 # The custom calls that passes of ours make, and kernels, as plain StableHLO: what each means on whole arrays.

@@ -23,7 +23,7 @@ from sdy_jax.ir.text.mesh_dialects import OPS, mesh_name
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.lowering.ops.control_flow import not_manual
 from sdy_jax.lowering.ops.elementwise import constant_value
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.ops.registry import LocalOp, check, emitter
 from sdy_jax.mesh_dialects.meshes import DeviceMesh, device_meshes, mesh_of, stated_sharding
 from sdy_jax.mesh_dialects.semantics import collectives, shards

@@ -21,8 +21,8 @@ from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.text.modules import new_context, text_module
-from sdy_jax.lowering.ops.emission.emit import NotedOp, local_function, noted_index, noting_ops
-from sdy_jax.lowering.ops.emission.re_emission import mlir_name, numpy_dtype
+from sdy_jax.lowering.ops.emit import NotedOp, local_function, noted_index, noting_ops
+from sdy_jax.lowering.ops.re_emission import mlir_name, numpy_dtype
 from sdy_jax.lowering.ops.registry import EMITTERS, sent_by
 from sdy_jax.lowering.planner.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.mesh_dialects import emitters

@@ -23,8 +23,8 @@ from sdy_jax.plan.notices import warn_of
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import check_kinds, line_of, listed
-from sdy_jax.plan.recording.ops import recorded_collectives
-from sdy_jax.plan.recording.record import linked_collectives
+from sdy_jax.plan.record.recorded_ops import recorded_collectives
+from sdy_jax.plan.record.recording import linked_collectives
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
 
 # Budgets: what a plan may send and hold, and by which collectives.

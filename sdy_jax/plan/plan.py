@@ -26,7 +26,7 @@ from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.program import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedChoices
-from sdy_jax.plan.recording.record import record_of, steps_of
+from sdy_jax.plan.record.recording import record_of, steps_of
 from sdy_jax.plan.source.module import PythonModule, python_module
 
 FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
@@ -83,7 +83,7 @@ class Plan(Answers):
             *args, **kwargs: arguments of the function, arrays like those that the plan was made for.
 
         Returns:
-            An answer to print (`sdy_jax.plan.measuring.analysis.Analysis`), with the figures as attributes.
+            An answer to print (`sdy_jax.plan.analysis.Analysis`), with the figures as attributes.
 
         Raises:
             SdyError: the arguments have another plan; the profiler is running already.

@@ -25,7 +25,7 @@ from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.ops.control_flow import not_manual
 from sdy_jax.lowering.ops.elementwise import reduction_kind
-from sdy_jax.lowering.ops.emission.re_emission import scope_name, stablehlo_op_p
+from sdy_jax.lowering.ops.re_emission import scope_name, stablehlo_op_p
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Sent,

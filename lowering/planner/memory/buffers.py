@@ -18,7 +18,7 @@ from sdy_jax.ir.meshes import axes_size
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.ir.stored_shardings import entries_of
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.facts.factors import split_factors
 from sdy_jax.lowering.planner.facts.fusion import fuses, is_product, values_kept_rounded
 from sdy_jax.lowering.targets.family import Arrays

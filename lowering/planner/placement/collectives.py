@@ -28,7 +28,7 @@ from sdy_jax.ir.meshes import Axes, Mesh, axes_size, set_difference
 from sdy_jax.ir.operations import has_users
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives.packing import sent_by_step
-from sdy_jax.lowering.ops.emission.re_emission import collective_attributes
+from sdy_jax.lowering.ops.re_emission import collective_attributes
 from sdy_jax.lowering.planner.facts.factors import ProgramMeshes
 from sdy_jax.lowering.planner.facts.fusion import rounded_values
 from sdy_jax.lowering.planner.report import CollectiveRecord, Moved, PartitionReport

@@ -10,7 +10,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, overlaps, sort_and_merge
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import PARTIAL_ACCESS, Refused, Taken, taken_by
 from sdy_jax.lowering.planner.facts.loops import trips
 from sdy_jax.lowering.planner.placement.decisions import Decisions

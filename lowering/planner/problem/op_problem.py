@@ -158,9 +158,9 @@ class OpProblem(NamedTuple):
 # The work of an op on one device: operations, and what it reads from memory and writes to it.
 #
 # An operation is a step of the loops over a rule's factors, or what a strategy says: it is not a floating-point
-# operation as `shardy/rules/flops.py` counts them for people, of which a product has two and a sort several. What is
-# read and written are operands and results that are not fused with other ops, each once, but for strategies that say
-# it: a kernel reads some blocks several times, and nothing of others.
+# operation as `shardy/rules/op_attributes.py` counts them for people, of which a product has two and a sort several.
+# What is read and written are operands and results that are not fused with other ops, each once, but for strategies
+# that say it: a kernel reads some blocks several times, and nothing of others.
 
 
 class DeviceWork(NamedTuple):

@@ -23,7 +23,7 @@ from sdy_jax.ir.meshes import Mesh, axes_size
 from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function, pre_order, replace_op
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, sharding_of
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.report import ChangedLayout
 from sdy_jax.lowering.planner.setting import Policy
 from sdy_jax.plan.border import BoundaryValue

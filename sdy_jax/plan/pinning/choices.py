@@ -24,6 +24,7 @@ from sdy_jax.plan.digests import digest_of, program_text
 from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.files import choices_from_text
+from sdy_jax.plan.record.names import Names, Places
 from sdy_jax.plan.record.recorded_plan import (
     RecordedBorderLayout,
     RecordedChoice,
@@ -34,7 +35,6 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedLayoutPlan,
     RecordedRewrite,
 )
-from sdy_jax.plan.recording.names import Names, Places
 from sdy_jax.plan.stages import input_names, to_partition
 
 # Layouts as plain data and back.

@@ -31,7 +31,7 @@ from sdy_jax.plan.record.files import SavedPlan, plan_text
 from sdy_jax.plan.record.program import RecordedMesh
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedChoices
-from sdy_jax.plan.recording.record import versions
+from sdy_jax.plan.record.recording import versions
 from sdy_jax.plan.stages import PlannedWith
 from sdy_jax.shardy.passes.meshes import on_whole_axes
 

@@ -28,7 +28,7 @@ from jax import lax
 from sdy_jax.errors import InternalError
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.lowering.ops.collectives import movement
-from sdy_jax.lowering.ops.emission.re_emission import scope_name
+from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import LocalOp
 from sdy_jax.lowering.reshard.relayouts import change
 from sdy_jax.lowering.reshard.strip_reads import Reads, Slice

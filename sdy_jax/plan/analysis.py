@@ -15,9 +15,9 @@ from sdy_jax.errors import SdyError
 from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
 from sdy_jax.lowering.targets.measurements import MeasuredSends, StepProfile
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
-from sdy_jax.plan.measuring.profile import Measured, Scope, instructions, measured, module_name, scopes
 from sdy_jax.plan.page.text import aligned
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.profile import Measured, Scope, instructions, measured, module_name, scopes
 
 # What `Plan.analyze` found, to print or to ask.
 

@@ -17,16 +17,9 @@ import jax
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.locations import scope_of
-from sdy_jax.lowering.ops.emission.re_emission import scope_name
+from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.plan.measuring.hlo_module import (
-    WIRE_BYTES,
-    HloCollective,
-    HloInstruction,
-    HloModule,
-    called_by,
-    collective_of,
-)
+from sdy_jax.plan.hlo_module import WIRE_BYTES, HloCollective, HloInstruction, HloModule, called_by, collective_of
 
 # Runs of a compiled program: how long they take, and how long each instruction of its HLO does, by jax's profiler.
 

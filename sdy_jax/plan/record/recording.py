@@ -30,6 +30,7 @@ from sdy_jax.plan.explanations.layout_reasons import RESULTS
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.names import Names, Places, Tensors, frame_of
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
     RecordedAxis,
@@ -46,6 +47,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.recorded_ops import CollectiveRecords, OpRecords, PipelineRecords, key_of, ops_in, tried
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
     RecordedAutomatic,
@@ -60,8 +62,6 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedRecomputed,
     RecordedTime,
 )
-from sdy_jax.plan.recording.names import Names, Places, Tensors, frame_of
-from sdy_jax.plan.recording.ops import CollectiveRecords, OpRecords, PipelineRecords, key_of, ops_in, tried
 from sdy_jax.plan.stages import input_names
 from sdy_jax.shardy.propagation.explanations import Write, has_axis
 from sdy_jax.shardy.propagation.worklist import NO_VALUE, FunctionResult, ValueIds

@@ -25,9 +25,9 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import RESHAPING
 from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.ops import re_emission
 from sdy_jax.lowering.ops.collectives.movement import collective_permute
-from sdy_jax.lowering.ops.emission import re_emission
-from sdy_jax.lowering.ops.emission.re_emission import SourceScopes, scope_name
+from sdy_jax.lowering.ops.re_emission import SourceScopes, scope_name
 from sdy_jax.lowering.ops.registry import EMITTERS, LocalOp
 from sdy_jax.runtime.evaluation import identity_op
 from sdy_jax.runtime.meshes import Forms, RefinedMesh

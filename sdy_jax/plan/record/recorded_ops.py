@@ -17,7 +17,7 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.stored_shardings import list_of
 from sdy_jax.lowering.ops.collectives.written import device_pairs
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.facts.loops import Executions, executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.memory.live_ranges import peak_and_buffers
@@ -26,6 +26,7 @@ from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.estimates import Decided, Work
 from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.names import Names, Places, Tensors
 from sdy_jax.plan.record.program import (
     RecordedBranch,
     RecordedBuffer,
@@ -38,7 +39,6 @@ from sdy_jax.plan.record.program import (
     RecordedTried,
     RecordedValue,
 )
-from sdy_jax.plan.recording.names import Names, Places, Tensors
 from sdy_jax.shardy.propagation.data_flow import is_data_flow
 
 # Ops, values and memory of a partitioned program as plain data.
