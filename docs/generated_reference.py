@@ -13,7 +13,7 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 from sdy_jax.base.extensions import load_extensions
-from sdy_jax.cli.options import option_parser
+from sdy_jax.cli.main import option_parser
 from sdy_jax.shardy.passes.pipelines import PIPELINES
 from sdy_jax.shardy.passes.registry import PASSES, options_of
 

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, AxisType
 
-from sdy_jax.base.jax_meshes import in_manual_axes, lowered_on_mesh, without_named_axes
+from sdy_jax.base.jax_tracing import in_manual_axes, lowered_on_mesh, without_named_axes
 from sdy_jax.ir.jax_shardings import AnyMesh
 
 # Evaluation of jax functions while a program is traced.

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from workloads import MESHES
 
 from sdy_jax.cli.devices import Topology, prepare
-from sdy_jax.plan.hlo import HloTotals, collectives_in_hlo, totals
+from sdy_jax.plan.profile import HloTotals, collectives_in_hlo, totals
 
 Tree = Any
 SLICE, GPUS = "tpu:v5e:2x4", "gpu:h100:8"

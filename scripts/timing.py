@@ -12,8 +12,8 @@ import numpy as np
 
 import sdy_jax as sdy
 from sdy_jax.lowering.targets.rates import Link, rate
-from sdy_jax.plan.hlo import estimated_cycles, kernels_in_hlo, no_kernel, waiting
-from sdy_jax.plan.measuring.hlo_module import HloCollective, HloInstruction
+from sdy_jax.plan.hlo_module import HloCollective, HloInstruction
+from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, no_kernel, waiting
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""

@@ -72,6 +72,7 @@ from sdy_jax.version import __version__ as __version__
 if _TYPE_CHECKING:
     from sdy_jax import dialect, errors, passes, shard, testing
     from sdy_jax.annotate.arguments import AUTO
+    from sdy_jax.annotate.callbacks import show_sharding
     from sdy_jax.annotate.collectives import (
         all_gather,
         all_reduce,
@@ -83,18 +84,21 @@ if _TYPE_CHECKING:
         sharded_to_unreduced,
     )
     from sdy_jax.annotate.computations import manual_computation, named_computation, strict
-    from sdy_jax.annotate.constraints import data_flow_edge, propagation_barrier, reshard, sharding_constraint
-    from sdy_jax.annotate.custom_ops import custom_op
-    from sdy_jax.annotate.groups import shard_alike, sharding_group
+    from sdy_jax.annotate.constraints import (
+        data_flow_edge,
+        propagation_barrier,
+        reshard,
+        shard_alike,
+        sharding_constraint,
+        sharding_group,
+    )
+    from sdy_jax.annotate.custom_ops import custom_op, with_sharding_rule
+    from sdy_jax.annotate.dimension_names import rules
+    from sdy_jax.annotate.parameters import fsdp, like, tensor_parallel
     from sdy_jax.annotate.pipeline_schedules import pipeline_schedule
     from sdy_jax.annotate.program import Program
-    from sdy_jax.annotate.sharding_display import show_sharding
-    from sdy_jax.annotate.sharding_rules import with_sharding_rule
-    from sdy_jax.annotate.spec_trees.dimension_names import rules
-    from sdy_jax.annotate.spec_trees.parameters import fsdp, like, tensor_parallel
-    from sdy_jax.calls.installation import install
-    from sdy_jax.calls.loading.load import load, loads
-    from sdy_jax.calls.partition import partition
+    from sdy_jax.calls.load import load, loads
+    from sdy_jax.calls.partition import install, partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.equivalence.verification import Verification
     from sdy_jax.equivalence.verify import verify
@@ -114,14 +118,13 @@ if _TYPE_CHECKING:
         VerificationError,
     )
     from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
-    from sdy_jax.ir.rules import OpShardingRule
-    from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
+    from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding
     from sdy_jax.lowering.planner.references.kernel_call import partition_like
     from sdy_jax.lowering.targets.cost_model import CostModel
     from sdy_jax.pipelines.different_layers import PackedLayers, pack_layers
     from sdy_jax.pipelines.pipeline import pipeline
     from sdy_jax.plan.contracts import Budget
-    from sdy_jax.plan.html.page import show
+    from sdy_jax.plan.page.html import show
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.record.files import load_plan
     from sdy_jax.plan.record.record import PlanRecord
@@ -200,7 +203,14 @@ __all__ = [
 # Names are imported when they are first used, so that the command line's `--help` need not wait for jax.
 _MODULES = {
     "sdy_jax.annotate.arguments": ("AUTO",),
-    "sdy_jax.annotate.constraints": ("data_flow_edge", "propagation_barrier", "reshard", "sharding_constraint"),
+    "sdy_jax.annotate.constraints": (
+        "data_flow_edge",
+        "propagation_barrier",
+        "reshard",
+        "shard_alike",
+        "sharding_constraint",
+        "sharding_group",
+    ),
     "sdy_jax.annotate.collectives": (
         "all_gather",
         "all_reduce",
@@ -211,15 +221,12 @@ _MODULES = {
         "replicated_to_unreduced",
         "sharded_to_unreduced",
     ),
-    "sdy_jax.annotate.custom_ops": ("custom_op",),
-    "sdy_jax.annotate.groups": ("shard_alike", "sharding_group"),
+    "sdy_jax.annotate.custom_ops": ("custom_op", "with_sharding_rule"),
     "sdy_jax.annotate.computations": ("manual_computation", "named_computation", "strict"),
     "sdy_jax.annotate.program": ("Program",),
-    "sdy_jax.annotate.sharding_rules": ("with_sharding_rule",),
-    "sdy_jax.annotate.sharding_display": ("show_sharding",),
+    "sdy_jax.annotate.callbacks": ("show_sharding",),
     "sdy_jax.plan.contracts": ("Budget",),
-    "sdy_jax.calls.installation": ("install",),
-    "sdy_jax.calls.partition": ("partition",),
+    "sdy_jax.calls.partition": ("install", "partition"),
     "sdy_jax.lowering.planner.references.kernel_call": ("partition_like",),
     "sdy_jax.equivalence.verification": ("Verification",),
     "sdy_jax.equivalence.verify": ("verify",),
@@ -239,20 +246,19 @@ _MODULES = {
         "UnsupportedError",
         "VerificationError",
     ),
-    "sdy_jax.calls.loading.load": ("load", "loads"),
+    "sdy_jax.calls.load": ("load", "loads"),
     "sdy_jax.lowering.targets.cost_model": ("CostModel",),
     "sdy_jax.pipelines.different_layers": ("PackedLayers", "pack_layers"),
     "sdy_jax.pipelines.pipeline": ("pipeline",),
     "sdy_jax.annotate.pipeline_schedules": ("pipeline_schedule",),
-    "sdy_jax.plan.html.page": ("show",),
+    "sdy_jax.plan.page.html": ("show",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.record.files": ("load_plan",),
     "sdy_jax.plan.record.record": ("PlanRecord",),
     "sdy_jax.ir.meshes": ("AxisRef", "Mesh", "MeshAxis"),
-    "sdy_jax.ir.rules": ("OpShardingRule",),
-    "sdy_jax.ir.shardings": ("DimensionSharding", "TensorSharding"),
-    "sdy_jax.annotate.spec_trees.parameters": ("fsdp", "like", "tensor_parallel"),
-    "sdy_jax.annotate.spec_trees.dimension_names": ("rules",),
+    "sdy_jax.ir.shardings": ("DimensionSharding", "OpShardingRule", "TensorSharding"),
+    "sdy_jax.annotate.parameters": ("fsdp", "like", "tensor_parallel"),
+    "sdy_jax.annotate.dimension_names": ("rules",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _FACES = ("dialect", "errors", "passes", "shard", "testing")

@@ -29,11 +29,15 @@ from sdy_jax.annotate.collectives import (
     sharded_to_unreduced,
 )
 from sdy_jax.annotate.computations import manual_computation, named_computation
-from sdy_jax.annotate.constraints import data_flow_edge, propagation_barrier, reshard, sharding_constraint
-from sdy_jax.annotate.groups import sharding_group
+from sdy_jax.annotate.constraints import (
+    data_flow_edge,
+    propagation_barrier,
+    reshard,
+    sharding_constraint,
+    sharding_group,
+)
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
+from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding
 
 __all__ = [
     "AxisRef",

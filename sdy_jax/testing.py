@@ -11,8 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from sdy_jax.base.jax_calls import jit
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary, jit
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.comparison import compared

@@ -44,7 +44,7 @@ from plan_pages import BEFORE, SPECS, planned, write_pages
 from shared_contexts import forget_context, share_contexts
 
 import sdy_jax as sdy
-from sdy_jax.plan.cache.key import FOLDER
+from sdy_jax.plan.digests import FOLDER
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 

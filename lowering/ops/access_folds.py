@@ -15,7 +15,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.new_ops import Place, any_number, converted, created, filled, reshaped, shape_of, tensor_type
 from sdy_jax.ir.shardings import CLOSED, TensorSharding
 from sdy_jax.ir.stored_shardings import store_results
-from sdy_jax.lowering.ops.monoids import known_scalar, reduction_kind, returns_new
+from sdy_jax.lowering.ops.elementwise import known_scalar, reduction_kind, returns_new
 from sdy_jax.lowering.ops.registry import LayerOfStack, folds, updates_layers
 from sdy_jax.shardy.rules.op_attributes import (
     ScatterDimensionNumbers,

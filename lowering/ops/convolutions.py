@@ -21,10 +21,10 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.lowering.ops.emission.re_emission import re_emit
-from sdy_jax.lowering.ops.monoids import sum_kind
+from sdy_jax.ir.shardings import OpShardingRule
+from sdy_jax.lowering.ops.elementwise import sum_kind
 from sdy_jax.lowering.ops.products import precision, without_padding
+from sdy_jax.lowering.ops.re_emission import re_emit
 from sdy_jax.lowering.ops.registry import LocalOp, Strategy, emitter, pass_through_factors, strategies
 from sdy_jax.lowering.ops.windows import (
     Fetch,

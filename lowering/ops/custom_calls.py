@@ -28,14 +28,13 @@ from sdy_jax.ir.custom_ops import (
 )
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, braces
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
+from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes
 from sdy_jax.lowering.ops.collectives.reductions import all_reduce
-from sdy_jax.lowering.ops.collectives.sent_bytes import all_reduce_bytes
 from sdy_jax.lowering.ops.control_flow import manual_axes_around
 from sdy_jax.lowering.ops.custom_partitioning import checked_results, custom_op_of, on_its_axes
-from sdy_jax.lowering.ops.emission.re_emission import re_emit
 from sdy_jax.lowering.ops.linalg import blocked, factorization_strategies, reflector_strategies, tall
+from sdy_jax.lowering.ops.re_emission import re_emit
 from sdy_jax.lowering.ops.registry import (
     WHOLE,
     LocalOp,
@@ -52,8 +51,8 @@ from sdy_jax.lowering.ops.registry import (
 from sdy_jax.lowering.ops.shards import mask_padding
 from sdy_jax.lowering.ops.sorting import approximate_strategies, approximate_top_k
 from sdy_jax.runtime.meshes import RefinedMesh
-from sdy_jax.shardy.rules.flops import operations_of_library
 from sdy_jax.shardy.rules.linalg import independent_columns
+from sdy_jax.shardy.rules.op_attributes import operations_of_library
 
 # Custom calls: opaque computations that run on shards as they are, and custom ops, whose functions do.
 

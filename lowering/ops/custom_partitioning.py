@@ -18,9 +18,8 @@ from sdy_jax.ir.custom_ops import ASKED, PARTITIONED, CustomOp, Placed, Share, f
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.jax_shardings import entry_names, on_whole_axes
 from sdy_jax.ir.meshes import AxisRef, Mesh
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.collectives.sent_bytes import sent_along
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping, TensorSharding
+from sdy_jax.lowering.ops.collectives.packing import sent_along
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Refused,

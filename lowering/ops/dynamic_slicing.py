@@ -12,10 +12,10 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef, axes_size
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement
-from sdy_jax.lowering.ops.emission.scopes import scope_name
-from sdy_jax.lowering.ops.monoids import WITHOUT_ZERO, is_identity, sum_kind
+from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, is_identity, sum_kind
+from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,

@@ -15,10 +15,10 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import Axes, axes_size
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.collectives.movement import row_major
-from sdy_jax.lowering.ops.emission.scopes import scope_name
+from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import Inside, LocalOp, Shards, Strategy, emitter, pass_through_factors, strategies
 from sdy_jax.lowering.ops.shards import lengthened, offset
 

@@ -14,11 +14,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.ir.stored_shardings import sharding_of
 from sdy_jax.lowering.ops.collectives import movement
-from sdy_jax.lowering.ops.emission.re_emission import re_emit
-from sdy_jax.lowering.ops.monoids import WITHOUT_ZERO, identity, is_identity, reduction_kind, returns_new, sum_kind
+from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, identity, is_identity, reduction_kind, returns_new, sum_kind
+from sdy_jax.lowering.ops.re_emission import re_emit
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Strategy,

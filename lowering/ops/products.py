@@ -16,11 +16,11 @@ from jax import lax
 from sdy_jax.ir.collectives import RING, collective_from_attributes
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import Axes, axes_size
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
+from sdy_jax.lowering.ops.collectives.movement import Gathered, Numbers, Product
 from sdy_jax.lowering.ops.collectives.reductions import as_rows
-from sdy_jax.lowering.ops.collectives.rings import Gathered, Numbers, Product
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.monoids import sum_kind
+from sdy_jax.lowering.ops.elementwise import sum_kind
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Shards,
@@ -32,10 +32,10 @@ from sdy_jax.lowering.ops.registry import (
     strategies,
 )
 from sdy_jax.lowering.ops.shards import mask_padding, offset
-from sdy_jax.shardy.rules.flops import operations_of
 from sdy_jax.shardy.rules.op_attributes import (
     RaggedDotDimensionNumbers,
     dot_dimension_numbers,
+    operations_of,
     ragged_dot_dimension_numbers,
 )
 

@@ -14,11 +14,10 @@ from jax import lax
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.ir.graph import Block, Graph, Op
 from sdy_jax.ir.meshes import AxisRef, axes_size
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement, reductions
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.emission.scopes import scope_name
-from sdy_jax.lowering.ops.monoids import expression, identity, is_identity, known_scalar, reduction_kind
+from sdy_jax.lowering.ops.elementwise import expression, identity, is_identity, known_scalar, reduction_kind
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit, scope_name
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,

@@ -18,8 +18,7 @@ from sdy_jax.ir.custom_ops import Share, StatedWork, stated_work
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh
 from sdy_jax.ir.operations import CONSTRAINTS
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shardy.rules.registry import names
 

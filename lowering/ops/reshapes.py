@@ -14,9 +14,9 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import Axes, axes_size
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.emission.redistribution import redistribute
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
+from sdy_jax.lowering.ops.redistribution import redistribute
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,

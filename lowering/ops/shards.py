@@ -17,8 +17,7 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef, axes_size
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping, TensorSharding
 from sdy_jax.lowering.ops.registry import LocalOp
 
 

@@ -13,9 +13,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import axes_size
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.lowering.ops.emission.redistribution import fetch, redistribute, reversed_, sliced
-from sdy_jax.lowering.ops.monoids import WITHOUT_ZERO, sum_kind
+from sdy_jax.ir.shardings import OpShardingRule
+from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, sum_kind
+from sdy_jax.lowering.ops.redistribution import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,

@@ -15,11 +15,10 @@ from jax.extend.mlir import ir
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, AxisRef, axes_size
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement, reductions
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.emission.scopes import scope_name
-from sdy_jax.lowering.ops.monoids import expression
+from sdy_jax.lowering.ops.elementwise import expression
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit, scope_name
 from sdy_jax.lowering.ops.registry import Inside, LocalOp, Shards, Strategy, emitter, pass_through_factors, strategies
 from sdy_jax.lowering.ops.shards import block_shape, mask_padding, offset
 from sdy_jax.runtime.evaluation import apart

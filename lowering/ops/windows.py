@@ -15,13 +15,12 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef, axes_size
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping
 from sdy_jax.lowering.ops.collectives import reductions
-from sdy_jax.lowering.ops.collectives.sent_bytes import all_reduce_bytes
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.emission.redistribution import Axes, cut, fetch, redistribute
-from sdy_jax.lowering.ops.emission.scopes import scope_name
-from sdy_jax.lowering.ops.monoids import identity, is_identity, known_scalar, reduction_kind
+from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes
+from sdy_jax.lowering.ops.elementwise import identity, is_identity, known_scalar, reduction_kind
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit, scope_name
+from sdy_jax.lowering.ops.redistribution import Axes, cut, fetch, redistribute
 from sdy_jax.lowering.ops.reductions import cumulative, cumulative_strategies, scanned
 from sdy_jax.lowering.ops.registry import (
     Inside,

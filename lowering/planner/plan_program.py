@@ -12,8 +12,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
 from sdy_jax.ir.operations import copied, replace_contents
-from sdy_jax.ir.type_text import bytes_text, seconds_text
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
 from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.candidates import changed_statements
@@ -31,8 +31,7 @@ from sdy_jax.lowering.planner.report import ChangedLayout, InParts, LayoutChoice
 from sdy_jax.lowering.planner.rewrites.blocked_loops import run_in_parts
 from sdy_jax.lowering.planner.rewrites.blocking_choice import BlockingCandidate, BlockingCandidates, Sizes, tell_apart
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Growth, RuleOf
-from sdy_jax.lowering.planner.rewrites.dead_code import erase_dead_code
-from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, prepared
+from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, erase_dead_code, prepared
 from sdy_jax.lowering.planner.rewrites.recomputation import Program, best_program, rewritten
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives

@@ -12,10 +12,10 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.attributes import itemsize
 from sdy_jax.ir.collectives import CollectiveSummary
 from sdy_jax.ir.graph import Block, Op, Value
+from sdy_jax.ir.jax_shardings import bytes_text, listed_axes, type_text
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, braces
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import bytes_text, listed_axes, type_text
 from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.rates import LastCut

@@ -14,9 +14,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.jax_shardings import bytes_text, flops_text
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.parsers import parse_axis
-from sdy_jax.ir.type_text import bytes_text, flops_text
 from sdy_jax.lowering.targets.measurements import MeasuredSends, StepProfile
 
 # Numbers that are the same for all mesh axes, or given by axis.

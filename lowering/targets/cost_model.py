@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size

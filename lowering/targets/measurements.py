@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sdy_jax.base.files import explained, write_whole
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.rates import Link, rate, wire_bytes
-from sdy_jax.runtime.measuring import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
+from sdy_jax.runtime.devices import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
 
 # What files of measurements have in common: a version, numbers that can be measured, and how they are refused.
 

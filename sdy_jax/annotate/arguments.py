@@ -37,7 +37,7 @@ from sdy_jax.ir.jax_shardings import (
     unreduced_by,
 )
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.runtime.layouts import as_named, is_on_host, states_host
+from sdy_jax.runtime.boundary import as_named, is_on_host, states_host
 
 # `AUTO`: a specification that leaves the layout of an argument or a result to the planner.
 

@@ -1,33 +1,201 @@
-"""A user's own op: any JAX function that devices run on their blocks, by a sharding rule.
-
-In a module it is a custom call that names the function, which stays in this process.
-"""
+"""How one op can be split, as users say it by a sharding rule; and ops of their own, which run on blocks."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
 
 from sdy_jax.annotate import primitives
 from sdy_jax.annotate.primitives import Region
-from sdy_jax.annotate.sharding_rules import Mapped, jvp_of, parsed_rule, with_factor
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.base.tracebacks import api_boundary
-from sdy_jax.errors import SdyError
+from sdy_jax.base.jax_calls import api_boundary
+from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.ir.attributes import rule_to_attribute
 from sdy_jax.ir.custom_ops import TARGET, WHOLE, CustomOp, StatedWork, call_function
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import REDUCTION_KINDS
+from sdy_jax.ir.parsers import parse_rule
+from sdy_jax.ir.shardings import REDUCTION_KINDS, OpShardingRule, TensorMapping
 from sdy_jax.ir.validity import verify_rule
+
+# Annotations that say how one op can be split: with_sharding_rule.
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@api_boundary
+def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Callable[P, R]:
+    """Says how the one op that a function consists of can be split: `sdy.sharding_rule`.
+
+    It says to propagation and the partitioner which dimensions of a custom call correspond, or overrides what they know
+    of a standard op. Outside of a partitioned function nothing happens.
+
+    Args:
+        fun: a function of arrays that lowers to one op (constants do not count), such as a `jax.ffi.ffi_call`.
+        rule: an `OpShardingRule` or its text, with a mapping per operand and result of the op.
+
+    Returns:
+        A function that computes the same. Under `vmap` the rule gains a factor for the new dimension. Its derivative is
+        that of `fun`, without the rule: it consists of other ops.
+
+    Raises:
+        ParseError: text that is no rule.
+        ShardingError: when it is lowered in a partitioned function: the function has several ops, or the rule does not
+            fit its op.
+
+    Example:
+        >>> filtered = with_sharding_rule(
+        ...     jax.ffi.ffi_call("row_filter", jax.ShapeDtypeStruct((8, 16), jnp.float32)),
+        ...     "([i, j])->([i, j]) {i=8, j=16} need_replication={j}",
+        ... )
+
+    See also:
+        `custom_op`: also says how blocks are computed.
+
+    Source: the SDY dialect reference, `op_sharding_rule`.
+    """
+    if not callable(fun):
+        raise SdyError(f"with_sharding_rule got a {type(fun).__name__}; expected a function")
+    title = getattr(fun, "__name__", type(fun).__name__)
+    own = parsed_rule(rule, "with_sharding_rule", title)
+
+    @functools.wraps(fun)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        flat, leaves = primitives.flattened(fun, args, kwargs)
+        traced = primitives.trace(flat, leaves)
+        region = primitives.without_jit(traced.region)
+        outs = ruled_p.bind(*traced.captured, *leaves, region=region, rule=own, title=title, mapped=())
+        result: R = jax.tree.unflatten(traced.out_tree, outs)
+        return result
+
+    return call
+
+
+_FORM = "a rule is as SDY writes it: ([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}"
+
+
+def parsed_rule(rule: Any, function: str, title: str) -> OpShardingRule:
+    """A rule, or its text, that a user gave to one of our functions for one of theirs."""
+    if isinstance(rule, str):
+        try:
+            return parse_rule(rule)
+        except ParseError as error:
+            raise ParseError(f"{function} of `{title}`: {error}\n{_FORM}") from None
+    if not isinstance(rule, OpShardingRule):
+        raise ShardingError(f"{function} of `{title}` got a {type(rule).__name__}; expected a rule or its text")
+    return rule
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A dimension that `vmap` added: its size, and where it is in each argument (or nowhere) and in the results."""
+
+    size: int
+    arguments: tuple[int | None, ...]
+    results: int
+
+
+def _batched_rule(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, **parameters: Any
+) -> Any:
+    new, position = _batched_without_transposes(region, axis_data, dims)
+    mapped = (*parameters["mapped"], Mapped(axis_data.size, tuple(dims), position))
+    return ruled_p.bind(*values, region=new, **{**parameters, "mapped": mapped}), position
+
+
+ruled_p = primitives.region_primitive("with_sharding_rule", _batched_rule)
+"""Parameters: the region, the rule as the user wrote it, the function's name, and what `vmap` added."""
+
+
+def jvp_of(primitive: Primitive) -> Callable[..., Any]:
+    """The derivative of a function that a primitive keeps as one op: what else it needs is computed in place."""
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, region: Region, **parameters: Any) -> Any:
+        outs = primitive.bind(*primals, region=region, **parameters)
+        parts = primitives.linearized(region, primals, tangents)
+        rest = primitives.evaluated(parts.forward, primals, range(len(outs), len(parts.forward.out_avals)))
+        available = [*primals, *outs, *rest]
+        residuals = [available[i] for i in parts.residuals]
+        moved = jaxpr_as_fun(parts.tangent)(*residuals, *(tangents[i] for i in parts.varying))
+        return outs, primitives.with_zeros(region, parts.smooth, moved)
+
+    return jvp
+
+
+ad.primitive_jvps[ruled_p] = jvp_of(ruled_p)
+
+
+def _batched_without_transposes(region: Region, axis_data: Any, dims: Sequence[int | None]) -> tuple[Region, int]:
+    """The batched region with its new dimension where the op itself leaves it, which takes the fewest equations."""
+    positions = range(1 + min(aval.ndim for aval in region.out_avals))
+    candidates = [(primitives.batched(region, axis_data, dims, position), position) for position in positions]
+    return min(candidates, key=lambda candidate: len(candidate[0].eqns))
+
+
+@emission(ruled_p)
+def _emit_ruled(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    *xs: ir.Value,
+    region: Region,
+    rule: OpShardingRule,
+    title: str,
+    mapped: tuple[Mapped, ...],
+) -> list[ir.Value]:
+    block = ir.InsertionPoint.current.block
+    before = len(block.operations)
+    outs = list(mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+    ops = [op.operation for op in list(block.operations)[before:]]
+    op = _only(ops, title)
+    for level in mapped:
+        added = dict(zip(xs, level.arguments, strict=True))
+        rule = with_factor(rule, level, [added.get(x) for x in op.operands])
+    verify_rule(rule, _shapes(op.operands), _shapes(op.results), f"with_sharding_rule of `{title}`, {op.name}")
+    op.attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), op.context)
+    return outs
+
+
+def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
+    return [tuple(ir.RankedTensorType(value.type).shape) for value in values]
+
+
+def _only(ops: Sequence[ir.Operation], title: str) -> ir.Operation:
+    computing = [op for op in ops if op.name not in ("stablehlo.constant", "sdy.sharding_constraint")]
+    if len(computing) == 1:
+        return computing[0]
+    names = ", ".join(op.name for op in computing) or "nothing"
+    raise ShardingError(
+        f"with_sharding_rule: `{title}` lowers to {len(computing)} ops ({names}); a sharding rule describes one op, so "
+        "give it a function of that op alone"
+    )
+
+
+def with_factor(rule: OpShardingRule, level: Mapped, operands: Sequence[int | None]) -> OpShardingRule:
+    """The rule with one more factor: the dimension that `vmap` added to operands and results."""
+    if len(rule.operand_mappings) != len(operands):
+        return rule  # which does not fit the op in any case
+    factor = len(rule.factor_sizes)
+    return replace(
+        rule,
+        factor_sizes=(*rule.factor_sizes, level.size),
+        operand_mappings=tuple(_inserted(m, d, factor) for m, d in zip(rule.operand_mappings, operands, strict=True)),
+        result_mappings=tuple(_inserted(m, level.results, factor) for m in rule.result_mappings),
+    )
+
+
+def _inserted(mapping: TensorMapping, position: int | None, factor: int) -> TensorMapping:
+    return mapping if position is None else (*mapping[:position], (factor,), *mapping[position:])
+
+
+# A user's own op: any JAX function that devices run on their blocks, by a sharding rule.
+#
+# In a module it is a custom call that names the function, which stays in this process.
 
 
 class FoundRule(NamedTuple):

@@ -21,7 +21,7 @@ from sdy_jax.annotate import primitives
 from sdy_jax.annotate.jaxprs import Rewriting, all_equations
 from sdy_jax.annotate.primitives import Region, with_own_widths
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.base.jax_pallas import (
+from sdy_jax.base.jax_primitives import (
     bind_call,
     compiler_of,
     given_by_compiler,

@@ -14,14 +14,14 @@ from jax.extend.mlir import ir
 from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate import callbacks, jax_primitives, sharding_display  # noqa: F401  (register how they are written)
+from sdy_jax.annotate import callbacks, jaxprs  # noqa: F401  (register how they are written)
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
 from sdy_jax.annotate.arguments import AUTO, Leaf, is_token, match_prefix
 from sdy_jax.annotate.callbacks import unordered
-from sdy_jax.annotate.completion import finish
-from sdy_jax.annotate.explicit_axes import (
+from sdy_jax.annotate.completion import (
     argument_type,
     as_seen,
+    finish,
     in_stated_type,
     marked,
     settle_types,
@@ -45,8 +45,8 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
+from sdy_jax.runtime.boundary import is_on_host, states_host
 from sdy_jax.runtime.devices import lowering_platform, rewritten
-from sdy_jax.runtime.layouts import is_on_host, states_host
 
 if TYPE_CHECKING:
     from jax.export import Exported

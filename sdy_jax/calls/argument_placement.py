@@ -24,8 +24,8 @@ from sdy_jax.errors import DeletedArrayError, ShardingError, UnsupportedError
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, mesh_from_jax
 from sdy_jax.ir.locations import users_stack_level
 from sdy_jax.ir.meshes import axes_size
-from sdy_jax.runtime.layouts import named, states_other_kind
-from sdy_jax.runtime.layouts import named as named_sharding
+from sdy_jax.runtime.boundary import named, states_other_kind
+from sdy_jax.runtime.boundary import named as named_sharding
 from sdy_jax.runtime.meshes import auto_mesh, is_whole_elsewhere
 
 # Layouts of arrays in memory, stated by a `jax.experimental.layout.Format`: jit is told of them with the shardings.

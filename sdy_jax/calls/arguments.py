@@ -19,7 +19,7 @@ from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.errors import ArgumentError, with_article
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, sharding_in
 from sdy_jax.plan.border import BorderMove, moves_at_border
-from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
+from sdy_jax.runtime.boundary import as_specification, is_on, layout_of
 from sdy_jax.runtime.meshes import is_whole_elsewhere
 
 # Static arguments: found by jit's rules, taken out of a call, and put back.

@@ -13,9 +13,16 @@ from jax.sharding import AxisType, NamedSharding
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES, in_name_of
 from sdy_jax.annotate.trees import as_prefix
-from sdy_jax.base.jax_calls import CACHE_MISS, is_run_for_its_ops, jit
+from sdy_jax.base.jax_calls import (
+    CACHE_MISS,
+    already_explained,
+    explains_traces,
+    forbids_traces,
+    is_run_for_its_ops,
+    jit,
+    tracing_allowed,
+)
 from sdy_jax.base.jax_tracing import context_mesh
-from sdy_jax.base.tracebacks import already_explained, explains_traces, forbids_traces, tracing_allowed
 from sdy_jax.calls.argument_placement import (
     Dispatch,
     DispatchChoice,
@@ -37,16 +44,14 @@ from sdy_jax.calls.planned_function import PlannedFunction, check_has_devices, d
 from sdy_jax.calls.processes import ComparedLowered, are_several
 from sdy_jax.calls.run_errors import explain, explained, is_of_memory, op_by_op
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
-from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, has_sub_axes
+from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, explicit_axes, has_sub_axes
 from sdy_jax.ir.locations import caller_line, short_source
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import bytes_text
 from sdy_jax.plan.border import BorderMove, BoundaryValue
 from sdy_jax.plan.build import collection_paused
 from sdy_jax.plan.notices import LOG, warn_of
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.boundary import splits_by_parts
-from sdy_jax.runtime.layouts import named
+from sdy_jax.runtime.boundary import named, splits_by_parts
 from sdy_jax.runtime.meshes import check_devices
 
 # Ahead of time: a call is lowered with the arguments that it has, so that calls then run what was compiled; the

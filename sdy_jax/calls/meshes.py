@@ -23,7 +23,7 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.estimates import ComparedDecisions, ComparedMesh, Decided
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.layouts import as_named, as_stated, layout_of
+from sdy_jax.runtime.boundary import as_named, as_stated, layout_of
 from sdy_jax.runtime.meshes import checked_mesh
 
 # The mesh of a function that is given none: that of its shardings, of `jax.set_mesh`, of its arguments, or inside.

@@ -18,12 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.site import traced_manual_axes
-from sdy_jax.base.jax_calls import is_run_for_its_ops, with_cache_miss
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary, is_run_for_its_ops, with_cache_miss
 from sdy_jax.calls.argument_placement import check_moves, deleting_donated, with_stated_shardings
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.jitted_function import JittedFunction
-from sdy_jax.calls.loading.loaded_function import LoadedFunction
+from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.processes import tell_of_failures

@@ -19,36 +19,28 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import NamedSharding
 
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.base.jax_meshes import with_all_axes
 from sdy_jax.base.jax_primitives import effects_of_checks
+from sdy_jax.base.jax_tracing import with_all_axes
+from sdy_jax.calls.derivatives import Differentiable, Partition, Planned, derivatives_of, smooth_results, specs
+from sdy_jax.calls.linear_ops import Flat, place_of
 from sdy_jax.calls.processes import are_several, compare, compared
-from sdy_jax.calls.transformations.derivatives import (
-    Differentiable,
-    Partition,
-    Planned,
-    derivatives_of,
-    smooth_results,
-    specs,
-)
-from sdy_jax.calls.transformations.linear_ops import Flat, place_of
-from sdy_jax.calls.transformations.program_ops import KeptProgram, PlannedProgram, as_op
+from sdy_jax.calls.program_ops import KeptProgram, PlannedProgram, as_op
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh, in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import is_used, main_function
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
+from sdy_jax.lowering.ops.emit import local_function, used_axes
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.mesh_dialects.local_program import dialect_collectives, has_dialect_collectives
 from sdy_jax.plan.build import collection_paused, without_axes
-from sdy_jax.plan.cache.emitted import EmittedEntry
-from sdy_jax.plan.cache.key import cache_folder
+from sdy_jax.plan.cache_entry import EmittedEntry
+from sdy_jax.plan.digests import cache_folder
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.boundary import Boundary, named, on_devices, with_some_on_host
 from sdy_jax.runtime.devices import device_like, lowering_platform
 from sdy_jax.runtime.evaluation import identity_op
-from sdy_jax.runtime.layouts import named, on_devices, with_some_on_host
 from sdy_jax.runtime.meshes import RefinedMesh, check_axis_names
 
 # What of a function's arguments its results depend on: jit drops the others before a call is dispatched.

@@ -28,7 +28,8 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
 from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
 from sdy_jax.calls.arguments import Arguments, Layouts, Statics
-from sdy_jax.calls.loading.loaded_function import LoadedFunction
+from sdy_jax.calls.derivatives import Partition, Planned, specs
+from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.meshes import (
     best_decided,
     best_plan,
@@ -42,19 +43,17 @@ from sdy_jax.calls.meshes import (
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.traced_function import TracedFunction, is_planned
-from sdy_jax.calls.transformations.derivatives import Partition, Planned, specs
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import locations
-from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
-from sdy_jax.ir.type_text import array_text
+from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.contracts import check
 from sdy_jax.plan.notices import LOG, report_notes, too_large, warn_of
 from sdy_jax.plan.pinning.pinned import PinnedPlan
 from sdy_jax.plan.plan import CallPlan, Plan
 from sdy_jax.plan.stages import PlannedWith
+from sdy_jax.runtime.boundary import layout_of, named
 from sdy_jax.runtime.devices import device_kind
-from sdy_jax.runtime.layouts import layout_of, named
 from sdy_jax.runtime.meshes import checked_mesh
 
 # Why a partitioned function is planned again: what calls before had otherwise.

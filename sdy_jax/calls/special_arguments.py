@@ -20,7 +20,7 @@ from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.errors import ArgumentError, ShardingError
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.plan.notices import warn_of
-from sdy_jax.runtime.layouts import layout_of
+from sdy_jax.runtime.boundary import layout_of
 from sdy_jax.runtime.meshes import auto_mesh
 
 # `jax.Ref`s that a function takes or closes over: it is partitioned as a function of their values, which also returns

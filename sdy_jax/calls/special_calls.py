@@ -36,7 +36,7 @@ from sdy_jax.calls.special_arguments import (
     with_tokens,
     without_tokens,
 )
-from sdy_jax.runtime.layouts import layout_of
+from sdy_jax.runtime.boundary import layout_of
 from sdy_jax.runtime.meshes import is_whole_elsewhere
 
 # Calls that communicate over an axis which a `jax.vmap` around them names: what is planned is the mapped function.

@@ -17,17 +17,16 @@ from jax.sharding import use_abstract_mesh
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, Parameters, abstracted, in_name_of
-from sdy_jax.annotate.explicit_axes import as_seen
+from sdy_jax.annotate.completion import as_seen
 from sdy_jax.annotate.jaxprs import has_types_on
 from sdy_jax.annotate.program import Border, Program, from_function
 from sdy_jax.annotate.site import Decisions, current_site, deciding, decisions, taking_first
 from sdy_jax.annotate.trees import stand_ins, with_arguments
-from sdy_jax.base.jax_meshes import ShardingTypeError
-from sdy_jax.base.jax_tracing import trace_settings
-from sdy_jax.base.tracebacks import tracing_allowed
+from sdy_jax.base.jax_calls import tracing_allowed
+from sdy_jax.base.jax_tracing import ShardingTypeError, trace_settings
 from sdy_jax.calls.argument_placement import donated_leaves
 from sdy_jax.calls.arguments import Arguments, StaticParameters, Statics
-from sdy_jax.calls.loading.loaded_function import LoadedFunction
+from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.meshes import mesh_inside
 from sdy_jax.calls.options import Options
 from sdy_jax.ir.graph import RETURNED

@@ -23,11 +23,11 @@ from sdy_jax.annotate.arguments import AUTO
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.terminal import described_bug
 from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.ir.jax_shardings import long_dtype_name
 from sdy_jax.ir.locations import PACKAGE
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.text.cursor import Position
 from sdy_jax.ir.text.modules import SourceError
-from sdy_jax.ir.type_text import long_dtype_name
 from sdy_jax.ir.validity import RuleError
 
 # The user's functions, by module and name: `train.py:step`, `package.train:step`.

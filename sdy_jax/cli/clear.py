@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.type_text import bytes_text
-from sdy_jax.plan.cache.key import FOLDER, cache_folder
+from sdy_jax.ir.jax_shardings import bytes_text
+from sdy_jax.plan.digests import FOLDER, cache_folder
 
 
 def run(options: argparse.Namespace) -> int:

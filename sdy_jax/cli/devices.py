@@ -15,14 +15,13 @@ import numpy as np
 from jax.experimental import mesh_utils, topologies
 
 from sdy_jax.cli import UsageError
-from sdy_jax.cli.options import DESCRIBED, GPU, check_compiler
+from sdy_jax.cli.main import DESCRIBED, GPU, check_compiler
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.jax_shardings import AnyMesh
+from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, flops_text
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.type_text import bytes_text, flops_text
 from sdy_jax.lowering.targets.target import device_memory
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
-from sdy_jax.plan.hlo import collectives_in_hlo, overlapped, totals
+from sdy_jax.plan.profile import collectives_in_hlo, overlapped, totals
 from sdy_jax.runtime.devices import describe_slices, mesh_on_devices, too_few_devices
 from sdy_jax.runtime.meshes import abstract_mesh
 

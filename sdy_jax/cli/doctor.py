@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from sdy_jax.cli import terminal
-from sdy_jax.cli.options import DESCRIBED
+from sdy_jax.cli.main import DESCRIBED
 
 _PACKAGES = ("sdy_jax", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OPTIONAL = {

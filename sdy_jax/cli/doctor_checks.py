@@ -17,12 +17,12 @@ from jax.sharding import PartitionSpec as P
 
 from sdy_jax import passes
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.calls.loading.load import load
+from sdy_jax.calls.load import load
 from sdy_jax.calls.partition import partition
 from sdy_jax.cli import devices
+from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.ir.text.modules import new_context
-from sdy_jax.ir.type_text import bytes_text
-from sdy_jax.plan.cache.key import FOLDER, cache_folder
+from sdy_jax.plan.digests import FOLDER, cache_folder
 
 _TINY = 2.0**-1000
 """Given: what float32 has no number for."""

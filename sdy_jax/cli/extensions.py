@@ -11,19 +11,18 @@ from sdy_jax.base.extensions import offer
 
 if TYPE_CHECKING:
     from sdy_jax.annotate.program import LOADS, RUN_LOCAL
-    from sdy_jax.calls.loading.load import loads
+    from sdy_jax.calls.load import loads
     from sdy_jax.lowering import ops as ops
     from sdy_jax.lowering.planner import stages as partitioner_passes  # noqa: F401
     from sdy_jax.lowering.planner.stages.reshards import partition_into_reshards
     from sdy_jax.mesh_dialects import registration as dialects  # noqa: F401
     from sdy_jax.mesh_dialects.local_program import run_local
+    from sdy_jax.plan.analysis import analyze
     from sdy_jax.plan.explanations.fixes import fixes
     from sdy_jax.plan.explanations.why_not_layout import why_not_layout
-    from sdy_jax.plan.html.page import write_page
-    from sdy_jax.plan.measuring.analysis import analyze
-    from sdy_jax.plan.page.drawing import drawing_of
+    from sdy_jax.plan.page.html import write_page
     from sdy_jax.plan.page.page import page_of
-    from sdy_jax.plan.page.tables import table_of
+    from sdy_jax.plan.page.tables import drawing_of, table_of
     from sdy_jax.plan.page.text import as_html, coloured, show
     from sdy_jax.plan.plan import ANALYZE, FIXES
     from sdy_jax.plan.questions import WHY_NOT_LAYOUT
@@ -49,19 +48,19 @@ REGISTERING = ("sdy_jax.lowering.ops", "sdy_jax.mesh_dialects.registration", "sd
 """Modules that put rules, strategies, emitters, passes and checks into the registries of rooms below."""
 
 OFFERED = {
-    "analyze": "sdy_jax.plan.measuring.analysis",
+    "analyze": "sdy_jax.plan.analysis",
     "as_html": "sdy_jax.plan.page.text",
     "coloured": "sdy_jax.plan.page.text",
-    "drawing_of": "sdy_jax.plan.page.drawing",
+    "drawing_of": "sdy_jax.plan.page.tables",
     "fixes": "sdy_jax.plan.explanations.fixes",
-    "loads": "sdy_jax.calls.loading.load",
+    "loads": "sdy_jax.calls.load",
     "page_of": "sdy_jax.plan.page.page",
     "partition_into_reshards": "sdy_jax.lowering.planner.stages.reshards",
     "run_local": "sdy_jax.mesh_dialects.local_program",
     "show": "sdy_jax.plan.page.text",
     "table_of": "sdy_jax.plan.page.tables",
     "why_not_layout": "sdy_jax.plan.explanations.why_not_layout",
-    "write_page": "sdy_jax.plan.html.page",
+    "write_page": "sdy_jax.plan.page.html",
 }
 """What methods of a class, or options of a pass, offer that rooms above do: the module of each function."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jax.extend.mlir import ir
 
-from sdy_jax.calls.loading.artifacts import contents
+from sdy_jax.calls.load import contents
 from sdy_jax.cli import terminal
 from sdy_jax.cli.terminal import described_bug
 from sdy_jax.errors import InternalError, ParseError, SdyError

@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.arguments import Parameters, argument_leaves
 from sdy_jax.annotate.program import Program
-from sdy_jax.calls.loading.load import load
+from sdy_jax.calls.load import load
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.cli import UsageError, devices
@@ -31,11 +31,11 @@ from sdy_jax.ir import locations
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.meshes import Mesh
+from sdy_jax.mesh_dialects.emitters import dtype_of
 from sdy_jax.mesh_dialects.local_program import LocalProgram, is_local, run_local
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh
 from sdy_jax.mesh_dialects.meshes import DeviceMesh, Devices, mesh_of, resolved_sizes
 from sdy_jax.mesh_dialects.resolution import program_mesh
-from sdy_jax.mesh_dialects.scalars import dtype_of
 from sdy_jax.plan.plan import Plan
 
 _CHOICES = ("optimize_collectives", "layouts", "memory", "effort")

@@ -11,7 +11,7 @@ from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.devices import Topology, compiled_report, prepare
 from sdy_jax.cli.partitioned_program import Job, job_of
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.type_text import array_text
+from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.plan.contracts import Advice, Budget, check
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import is_saved_plan, load_plan

@@ -15,8 +15,8 @@ from sdy_jax.base.files import whole_file
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.partitioned_program import Job, job_of
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.ir.text.modules import SourceError
-from sdy_jax.ir.type_text import array_text
 
 # Arrays of a command: read from and written to numpy's files, made up, and summarized.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.runtime.meshes import RefinedMesh
 
 # Arguments that are made up: floats are normally distributed, integers are indices of what they index.

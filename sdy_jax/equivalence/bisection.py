@@ -27,8 +27,8 @@ from sdy_jax.ir.collectives import BUCKET, COLLECTIVE_OPS, REDUCING, RING
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import local_function_of_ops, used_axes, value_shardings
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.emit import local_function_of_ops, used_axes, value_shardings
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.meshes import RefinedMesh

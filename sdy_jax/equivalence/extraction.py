@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.calls.loading.loaded_function import program_p
+from sdy_jax.calls.loaded_function import program_p
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.custom_ops import AFTER, KERNEL, ROUNDED, Kernel, KernelBlocks, function_of, target_of, title_of
@@ -34,7 +34,7 @@ from sdy_jax.ir.operations import (
 )
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_function_shardings
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.shardy.rules.slicing import PIECES, ROLL
 
 # The custom calls that passes of ours make, and kernels, as plain StableHLO: what each means on whole arrays.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from sdy_jax.calls.loading.load import loads
+from sdy_jax.calls.load import loads
 from sdy_jax.equivalence.arrays import draw_of
 from sdy_jax.equivalence.bisection import Observed, Rounding, Wrong, WrongOp, WrongStage, worst_of
 from sdy_jax.equivalence.comparison import Difference, compared
@@ -18,10 +18,10 @@ from sdy_jax.equivalence.verification import Fault, Trial
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, collective_from_attributes
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.jax_shardings import type_text
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import copied
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import type_text
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.devices import mesh_on_devices
 

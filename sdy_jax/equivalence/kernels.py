@@ -21,9 +21,8 @@ from sdy_jax.ir.custom_ops import TARGET, CustomOp, function_of
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
-from sdy_jax.ir.rules import OpShardingRule, factor_symbol
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding, factor_symbol
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.ops.registry import Shards, strategies_of, summed_in
 from sdy_jax.lowering.planner.facts.factors import dimension_axes, dividing_factors, in_contiguous_blocks
 from sdy_jax.lowering.planner.references.reference import traced

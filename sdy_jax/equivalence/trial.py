@@ -14,15 +14,14 @@ import numpy as np
 
 from sdy_jax.annotate.arguments import AUTO
 from sdy_jax.annotate.program import Program
-from sdy_jax.calls.loading.load import loads
+from sdy_jax.calls.load import loads
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.bisection import Wrong, WrongOp, first_wrong
 from sdy_jax.equivalence.comparison import Difference, compared, decided_by, is_wide, more_exact, rounded_otherwise
 from sdy_jax.equivalence.extraction import results_of
 from sdy_jax.equivalence.faults import fault_of, reproducer_of_op, reproducer_of_program
-from sdy_jax.equivalence.meshes import on_mesh
-from sdy_jax.equivalence.subject import plain_results, words_of
+from sdy_jax.equivalence.subject import on_mesh, plain_results, words_of
 from sdy_jax.equivalence.verification import Fault, Job, Outcome, Subject, Trial
 from sdy_jax.errors import InternalError, SdyError, UnsupportedError
 from sdy_jax.ir import locations

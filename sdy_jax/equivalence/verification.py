@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdy_jax.base.files import explained, write_whole
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.equivalence.kernels import VerifiedKernel
 from sdy_jax.errors import VerificationError
 from sdy_jax.ir.meshes import Mesh

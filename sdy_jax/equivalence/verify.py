@@ -11,14 +11,23 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.kernels import verified_kernels
-from sdy_jax.equivalence.meshes import resized, scaled_down, smaller_arguments, uneven
 from sdy_jax.equivalence.process import run_in_child
-from sdy_jax.equivalence.subject import Subjects, is_bound_here, name_of, options_of, subjects_of
+from sdy_jax.equivalence.subject import (
+    Subjects,
+    is_bound_here,
+    name_of,
+    options_of,
+    resized,
+    scaled_down,
+    smaller_arguments,
+    subjects_of,
+    uneven,
+)
 from sdy_jax.equivalence.trial import run_here
 from sdy_jax.equivalence.verification import Job, Outcome, Trial, Verification, VerifiedCase
 from sdy_jax.errors import SdyError

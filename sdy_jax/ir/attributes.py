@@ -15,8 +15,7 @@ from jax.extend.mlir.dialects import sdy
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.ir.parsers import parse_propagation_edges
-from sdy_jax.ir.rules import OpShardingRule, PropagationEdges
-from sdy_jax.ir.shardings import DimensionSharding, TensorSharding, per_value
+from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, PropagationEdges, TensorSharding, per_value
 
 # Memoised functions of what lives in an MLIR context.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax.extend.mlir import ir
 
-from sdy_jax.base.tracebacks import is_user_file, lines_of_the_stack
+from sdy_jax.base.jax_calls import is_user_file, lines_of_the_stack
 from sdy_jax.ir.operations import named, pre_order
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.ir.attributes import rule_to_attribute
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.operations import AnyOp, named
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 
 # The work of calls that nobody looks into: kernels and functions of libraries, as numbers that stand in the module.
 #

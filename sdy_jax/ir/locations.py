@@ -19,7 +19,7 @@ from typing import NamedTuple
 from jax.extend import source_info_util
 from jax.extend.mlir import ir
 
-from sdy_jax.base.tracebacks import BOUNDARY
+from sdy_jax.base.jax_calls import BOUNDARY
 
 # Source lines in plans and profiles are the user's: frames of this package do not count, as those of jax do not.
 

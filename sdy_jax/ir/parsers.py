@@ -9,16 +9,18 @@ from typing import NoReturn, TypeVar
 
 from sdy_jax.errors import ParseError
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, MeshAxis
-from sdy_jax.ir.rules import (
+from sdy_jax.ir.shardings import (
     LETTERS,
+    REDUCTION_KINDS,
     AxisSpread,
+    DimensionSharding,
     EdgeValue,
     OpShardingRule,
     PropagationEdges,
     PropagationStep,
     TensorMapping,
+    TensorSharding,
 )
-from sdy_jax.ir.shardings import REDUCTION_KINDS, DimensionSharding, TensorSharding
 
 # A position in a text of the dialect, and the tokens that its forms share.
 

@@ -9,8 +9,15 @@ from typing import NoReturn
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, Mesh, braces, can_merge, mesh_order, natural_order, overlaps
-from sdy_jax.ir.rules import OpShardingRule, PropagationEdges, TensorMapping, factor_symbol
-from sdy_jax.ir.shardings import REDUCTION_KINDS, DimensionSharding, TensorSharding
+from sdy_jax.ir.shardings import (
+    REDUCTION_KINDS,
+    DimensionSharding,
+    OpShardingRule,
+    PropagationEdges,
+    TensorMapping,
+    TensorSharding,
+    factor_symbol,
+)
 
 # The rules that make a module of the SDY dialect valid, by the names under which errors quote them.
 #

@@ -16,17 +16,16 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.jax_shardings import mesh_from_jax
+from sdy_jax.ir.jax_shardings import mesh_from_jax, type_text
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.text.modules import new_context, text_module
-from sdy_jax.ir.type_text import type_text
-from sdy_jax.lowering.ops.emission.emit import NotedOp, local_function, noted_index, noting_ops
-from sdy_jax.lowering.ops.emission.re_emission import mlir_name, numpy_dtype
+from sdy_jax.lowering.ops.emit import NotedOp, local_function, noted_index, noting_ops
+from sdy_jax.lowering.ops.re_emission import mlir_name, numpy_dtype
 from sdy_jax.lowering.ops.registry import EMITTERS, sent_by
 from sdy_jax.lowering.planner.report import Branch, CollectiveRecord, Moved, PartitionReport
-from sdy_jax.mesh_dialects import scalars
+from sdy_jax.mesh_dialects import emitters
 from sdy_jax.mesh_dialects.resolution import (
     fill_meshes,
     memrefs_to_tensors,
@@ -293,7 +292,7 @@ class LocalProgram:
         if len(self.arguments) != len(given):
             raise ShardingError(f"got {len(given)} arguments, the program takes {len(self.arguments)}")
         for value, x in zip(self.arguments, given, strict=True):
-            if x.dtype != scalars.dtype_of(value):
+            if x.dtype != emitters.dtype_of(value):
                 raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
             count = self.mesh.size
             if self.stacked_in and (x.ndim == 0 or x.shape[0] != count):
@@ -307,7 +306,7 @@ class LocalProgram:
         graph = Graph(resolved(self.module, self.mesh, [x.shape for x in arrays]))
         _check_ops(graph.main)
         results = local_function(graph, self._refined)(*arrays)
-        typed = [scalars.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
+        typed = [emitters.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
         return tuple(x[None] if self.stacked_out else x for x in typed)
 
     def _new_jitted(self) -> Any:
@@ -359,7 +358,7 @@ def _on_parts(spec: PartitionSpec, mesh: RefinedMesh) -> PartitionSpec:
 
 def _expected(value: Value) -> str:
     """The type of an argument, and the dtype of its elements."""
-    dtype = scalars.dtype_of(value)
+    dtype = emitters.dtype_of(value)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         return f"{dtype} for {value.type}; to fix: jax.config.update('jax_enable_x64', True)"
     return f"{dtype} for {value.type}"

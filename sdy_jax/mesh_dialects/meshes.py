@@ -10,10 +10,10 @@ from typing import TypeAlias
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.jax_shardings import sizes_text
 from sdy_jax.ir.meshes import Mesh, MeshAxis
 from sdy_jax.ir.operations import module_of
 from sdy_jax.ir.text.mesh_dialects import NOUNS, PARSED_NAMES, own_name
-from sdy_jax.ir.type_text import sizes_text
 from sdy_jax.mesh_dialects.semantics.layout import Layout, normalized
 from sdy_jax.mesh_dialects.view import DialectOp, dialect_ops, is_dialect_op, view
 from sdy_jax.runtime.devices import too_few_devices

@@ -13,10 +13,8 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.annotate.pipeline_schedules import Kind, Table, scope_of
-from sdy_jax.pipelines.buffers import added, at, put, stacked, sum_of
-from sdy_jax.pipelines.jaxprs import types_of
-from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact
-from sdy_jax.pipelines.loops import Cycle, Links, Loop, Slots
+from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, types_of
+from sdy_jax.pipelines.loops import Cycle, Links, Loop, Slots, added, at, put, stacked, sum_of
 from sdy_jax.pipelines.region import zeros_of
 
 # What runs of a group of layers on one microbatch: a scan over the layers.

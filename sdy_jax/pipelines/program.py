@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table
 from sdy_jax.pipelines.executor import Executor, Grouping, Head, State, columns_of
-from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses, Leaves, inexact, is_inexact
+from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, is_inexact
 from sdy_jax.pipelines.loops import Cycle, Slots, cycles, exact_loops, fewest_loops
 from sdy_jax.pipelines.region import Region
 

@@ -15,8 +15,8 @@ from jax import lax
 from sdy_jax.annotate.jaxprs import all_equations, line_of
 from sdy_jax.annotate.site import taken_of
 from sdy_jax.errors import ArgumentError, ShardingError, UnsupportedError, with_article
-from sdy_jax.pipelines.buffers import sum_type
 from sdy_jax.pipelines.jaxprs import called
+from sdy_jax.pipelines.loops import sum_type
 from sdy_jax.pipelines.region import Region, entries_of, type_of
 
 # The types in which layers read weights.

@@ -18,12 +18,11 @@ from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.specs import resolve
 from sdy_jax.ir.attributes import shape_and_dtype
-from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax, to_partition_spec
+from sdy_jax.ir.jax_shardings import AnyMesh, array_text, bytes_text, mesh_from_jax, to_partition_spec, type_text
 from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.ir.type_text import array_text, bytes_text, type_text
-from sdy_jax.runtime.layouts import as_specification, layout_of, named
+from sdy_jax.runtime.boundary import as_specification, layout_of, named
 from sdy_jax.runtime.meshes import is_whole_elsewhere
 
 # The arguments and results of a partitioned program.

@@ -33,13 +33,12 @@ from sdy_jax.lowering.planner.search.baseline import is_large
 from sdy_jax.lowering.planner.setting import Memo, Policy, Setting, limit
 from sdy_jax.plan.auto_layouts import Border, Planners, automatic_layouts, automatic_plan, with_border
 from sdy_jax.plan.border import boundary_values
-from sdy_jax.plan.cache.cached import PlanEntry
+from sdy_jax.plan.cache import PlanEntry
 from sdy_jax.plan.explanations.naming import all_marks
 from sdy_jax.plan.notices import LOG, Tell, progress_of, report_shown
-from sdy_jax.plan.pinning.kept_choices import KeptChoices, with_known_border
-from sdy_jax.plan.pinning.replay import Replay, pinned_border
+from sdy_jax.plan.pinning.replay import KeptChoices, Replay, pinned_border, with_known_border
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.record.choices import RecordedChoices
+from sdy_jax.plan.record.recorded_plan import RecordedChoices
 from sdy_jax.plan.stages import Dump, PlannedWith, dump_of, ignore, imported, input_names, to_partition
 from sdy_jax.shardy.passes.meshes import on_whole_axes
 from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, plan_import, run_pipeline

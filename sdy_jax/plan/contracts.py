@@ -9,22 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.errors import ContractError, SdyError, ShardingError
 from sdy_jax.ir.collectives import REDUCING
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.jax_shardings import bytes_of_text, bytes_text
 from sdy_jax.ir.locations import STRICT, may_mention, place_of, strict_axes
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.ir.type_text import bytes_of_text, bytes_text
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.notices import warn_of
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.record import check_kinds, line_of, listed
-from sdy_jax.plan.recording.ops import recorded_collectives
-from sdy_jax.plan.recording.record import linked_collectives
+from sdy_jax.plan.record.recorded_ops import recorded_collectives
+from sdy_jax.plan.record.recording import linked_collectives
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
 
 # Budgets: what a plan may send and hold, and by which collectives.

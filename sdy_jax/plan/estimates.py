@@ -16,13 +16,12 @@ from sdy_jax.annotate.site import Decisions
 from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.custom_ops import Share, StatedWork, stated_work
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.jax_shardings import bytes_text, seconds_text, type_text
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, overlaps
 from sdy_jax.ir.operations import manual_axes
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import bytes_text, seconds_text, type_text
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.facts.factors import split_factors
 from sdy_jax.lowering.planner.facts.loops import Executions, executions
 from sdy_jax.lowering.planner.memory.live_ranges import peak_of
@@ -30,7 +29,7 @@ from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.shardy.propagation.data_flow import is_data_flow
 from sdy_jax.shardy.rules import RuleBook
-from sdy_jax.shardy.rules.flops import operations_of
+from sdy_jax.shardy.rules.op_attributes import operations_of
 
 # Sums over the collectives of a plan: what one call sends.
 

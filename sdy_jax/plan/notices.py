@@ -19,9 +19,9 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import PartitionWarning, UnsupportedError
 from sdy_jax.ir.custom_ops import INSPECTED, Callback, function_of, kept_in
 from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.locations import short_source, users_stack_level
-from sdy_jax.ir.type_text import bytes_text, type_text
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.report import Note
 from sdy_jax.plan.plan import Plan

@@ -15,19 +15,18 @@ import numpy as np
 
 from sdy_jax.base.extensions import Extension
 from sdy_jax.base.files import whole_file
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.plan.digests import fingerprint_of
 from sdy_jax.plan.page.page import page_of
 from sdy_jax.plan.pinning.choices import choices_of
 from sdy_jax.plan.questions import Answers
-from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.program import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.recording.propagation import steps_of
-from sdy_jax.plan.recording.record import record_of
+from sdy_jax.plan.record.recorded_plan import RecordedChoices
+from sdy_jax.plan.record.recording import record_of, steps_of
 from sdy_jax.plan.source.module import PythonModule, python_module
 
 FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
@@ -84,7 +83,7 @@ class Plan(Answers):
             *args, **kwargs: arguments of the function, arrays like those that the plan was made for.
 
         Returns:
-            An answer to print (`sdy_jax.plan.measuring.analysis.Analysis`), with the figures as attributes.
+            An answer to print (`sdy_jax.plan.analysis.Analysis`), with the figures as attributes.
 
         Raises:
             SdyError: the arguments have another plan; the profiler is running already.

@@ -17,12 +17,11 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.base.files import explained
 from sdy_jax.ir.attributes import shape_and_dtype
-from sdy_jax.ir.jax_shardings import has_sub_axes
+from sdy_jax.ir.jax_shardings import has_sub_axes, type_text
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by, terminator_of
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
-from sdy_jax.ir.type_text import type_text
 from sdy_jax.lowering.planner.report import Note
 from sdy_jax.lowering.planner.setting import Policy, available
 from sdy_jax.lowering.targets.cost_model import CostModel

@@ -14,8 +14,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.trees import Part, by_argument, children
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
-from sdy_jax.ir.shardings import CLOSED, DimensionSharding, TensorSharding
+from sdy_jax.ir.shardings import CLOSED, DimensionSharding, OpShardingRule, TensorMapping, TensorSharding
 from sdy_jax.shardy.propagation.data_flow import edges_of, is_data_flow
 from sdy_jax.shardy.rules import RuleBook
 

@@ -16,7 +16,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 LOG: list[tuple] = []
 X = jnp.arange(32.0).reshape(8, 4)

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 SIZES, NAMES = (2, 4), ("data", "model")
 AUTO = AbstractMesh(SIZES, NAMES, axis_types=(AxisType.Auto,) * 2)

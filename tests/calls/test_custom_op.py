@@ -11,7 +11,7 @@ from partitioned_ops import LINE, PLANE, check
 
 import sdy_jax as sdy
 from sdy_jax.errors import ParseError, SdyError, ShardingError
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 SEEN: list[tuple[int, ...]] = []
 

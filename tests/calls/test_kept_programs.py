@@ -13,9 +13,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kept_plans import MESH, SPECS, W, X, partitioned
 
-from sdy_jax.calls import planned_call
-from sdy_jax.calls.transformations import program_ops
-from sdy_jax.plan.cache.key import FOLDER, MODULE
+from sdy_jax.calls import planned_call, program_ops
+from sdy_jax.plan.digests import FOLDER, MODULE
 
 AXES = ("data", "model")
 TURNED = jax.sharding.Mesh(np.array(jax.devices()[:8])[::-1].reshape(2, 4), AXES)

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls.loading import load
-from sdy_jax.calls.loading.artifacts import ArtifactKind, recognise
+from sdy_jax.calls import load
+from sdy_jax.calls.load import ArtifactKind, recognise
 from sdy_jax.shardy.passes.meshes import renumber_devices
 
 pytest.importorskip("flatbuffers")

@@ -26,7 +26,7 @@ from sdy_jax.cli.devices import Topology, compiled_report, gpu_kinds
 from sdy_jax.cli.main import main
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.target import device_memory
-from sdy_jax.plan.hlo import overlapped
+from sdy_jax.plan.profile import overlapped
 from sdy_jax.runtime.devices import network_axes
 
 TARGETS = ROOT / "sdy_jax" / "cli" / "targets"

@@ -5,10 +5,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sdy_jax.calls.loading.load import loads
+from sdy_jax.calls.load import loads
 from sdy_jax.equivalence.arrays import arguments, cut, joined
 from sdy_jax.equivalence.comparison import compared, decided_by
-from sdy_jax.equivalence.meshes import resized, scaled_down, uneven
+from sdy_jax.equivalence.subject import resized, scaled_down, uneven
 from sdy_jax.equivalence.trial import _outcome_of
 from sdy_jax.equivalence.verification import Fault
 from sdy_jax.errors import ShardingError

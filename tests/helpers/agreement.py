@@ -13,7 +13,7 @@ from partitioned_ops import LINE, op
 
 import sdy_jax as sdy
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 MERGING = "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner"
 

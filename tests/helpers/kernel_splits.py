@@ -14,10 +14,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
-from sdy_jax.base.jax_pallas import compiler_of, given_by_compiler, pallas_call_p
+from sdy_jax.base.jax_primitives import compiler_of, given_by_compiler, pallas_call_p
 from sdy_jax.ir.kernels.body import equations_in
 from sdy_jax.ir.kernels.grid_rule import Call, GridRule, _dimension, call_on_blocks, grid_rule
-from sdy_jax.ir.rules import factor_symbol
+from sdy_jax.ir.shardings import factor_symbol
 
 Split = Mapping[int, tuple[str, ...]]
 """Per factor of a rule the axes of the mesh along which it is split."""

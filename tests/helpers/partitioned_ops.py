@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import sdy_jax as sdy
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, stablehlo_op_p
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, stablehlo_op_p
 from sdy_jax.plan.plan import Plan
 from sdy_jax.testing import assert_same
 

@@ -14,8 +14,8 @@ from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.emit import local_function, used_axes
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.planner.plan_program import partition_whole
 from sdy_jax.lowering.planner.report import PartitionReport
 from sdy_jax.lowering.planner.setting import Policy, Setting

@@ -19,9 +19,8 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.base.extensions import load_extensions
 from sdy_jax.ir.collectives import BUCKET
-from sdy_jax.lowering.ops import elementwise, gather_scatter, reductions, sorting
-from sdy_jax.lowering.ops.collectives import movement, packing, rings
-from sdy_jax.lowering.ops.emission import redistribution
+from sdy_jax.lowering.ops import elementwise, gather_scatter, redistribution, reductions, sorting
+from sdy_jax.lowering.ops.collectives import movement, packing
 from sdy_jax.lowering.ops.registry import EMITTERS
 from sdy_jax.lowering.planner import plan_program as blocking
 from sdy_jax.shardy.rules.registry import RULES
@@ -295,7 +294,7 @@ PLANTED = {
         options={"combine": "1MiB"},
     ),
     "ring in the wrong direction": Planted(
-        _replaced(rings.Ring, "passed", lambda right: lambda self, x, by: right(self, x, -by)),
+        _replaced(movement.Ring, "passed", lambda right: lambda self, x, by: right(self, x, -by)),
         lambda x, around, up, down: jnp.tanh(jnp.tanh(x @ around) @ up) @ down @ around,
         "stablehlo.dot_general",
         ((128, 64), (64, 64), (64, 1024), (1024, 64)),

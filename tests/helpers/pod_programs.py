@@ -15,7 +15,7 @@ import pods
 import sdy_jax as sdy
 from sdy_jax.cli.arguments import parse_mesh
 from sdy_jax.cli.devices import Topology, compiled_report, prepare
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 
 def main() -> None:

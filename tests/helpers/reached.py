@@ -20,7 +20,7 @@ from sdy_jax.base.extensions import load_extensions
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.custom_ops import CALLBACK
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.ops.emission.emit import _Emission
+from sdy_jax.lowering.ops.emit import _Emission
 from sdy_jax.lowering.ops.registry import EMITTERS, STRATEGIES, Strategy
 from sdy_jax.lowering.planner.placement import decisions as choice
 from sdy_jax.lowering.planner.placement.decisions import Decisions

@@ -7,7 +7,7 @@ from partitioned_ops import LINE, PLANE, setting
 from uneven_blocks import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 
 def reshaped(before, source, after, target, mesh=LINE, dtype=np.int32):

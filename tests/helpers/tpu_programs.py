@@ -30,7 +30,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.plan.hlo import collectives_in_hlo
+from sdy_jax.plan.profile import collectives_in_hlo
 from sdy_jax.runtime.meshes import RefinedMesh
 
 LAYOUTS = {"8": ((8,), ("a",)), "2x4": ((2, 4), ("a", "b")), "2x2x2": ((2, 2, 2), ("a", "b", "c"))}

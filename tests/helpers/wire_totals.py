@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 MERGING = "cse,while-loop-invariant-code-motion,while-loop-simplifier,cpu-all-reduce-combiner,all-reduce-folder"
 OPTIONS = {"compiler_options": {"xla_disable_hlo_passes": MERGING}, "on_unknown": "ignore"}

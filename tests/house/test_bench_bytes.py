@@ -15,7 +15,7 @@ from training import FAST, MODELS, ROWS, training_rows
 from workloads import MESHES
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import HloTotals, estimated_cycles
+from sdy_jax.plan.profile import HloTotals, estimated_cycles
 
 bench_bytes = loaded("bench_bytes")
 LISTED = list(training_rows())

@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import rows, serving, structures
+from models import rows, serving
 from models.common import Layout, attention, bf16, f32
 from models.experts import ByCapacity, Dropless, megablox
 from models.kernels import Splash, written_out
-from models.llama import Llama, trained
+from models.llama import Bert, Llama, Lstm, trained, trained_bert, trained_lstm
 from models.measure import Side
 from models.report import Result, markdown
 from models.serving import RaggedPages, SplitPages, decoded, decoded_from_pages, prefilled
-from models.text import Bert, Lstm, trained_bert, trained_lstm
 from models.vision import UNet, VisionTransformer, denoised, trained_on_images
 from partitioned_ops import mesh_of
 
@@ -67,9 +66,9 @@ CASES = {
     ),
     "pipeline": (
         dataclasses.replace(TINY, layers=4),
-        partial(structures.pipelined, batch=16, sequence=8),
+        partial(rows.pipelined, batch=16, sequence=8),
         {"stage": 2, "fsdp": 4},
-        structures.STAGED,
+        rows.STAGED,
     ),
     "prefill": (TINY, partial(prefilled, batch=1, sequence=32), {"seq": 4, "model": 2}, rows.SEQUENCE),
     "decode by batch": (TINY, partial(decoded, batch=4, sequence=16), {"data": 4, "model": 2}, rows.BATCH),

@@ -11,7 +11,7 @@ from benchmarks import SCRIPTS  # makes the scripts importable
 
 # isort: split
 import planning_time
-from models import structures
+from models import rows
 
 SCRIPT = SCRIPTS / "bench_plan"
 
@@ -45,7 +45,7 @@ ROWS = {"8": [0.5, 2.0, 8.0, 32.0], "2x4": [1.0, 4.0, 16.0, 96.0], "2x2x2": [5.0
 
 def test_structures_that_take_too_long_to_plan() -> None:
     times = [(3.0, 1.5, 4), (5.0, 9.0, 4), (7.0, 2.1, 10), (8.0, math.inf, 10)]
-    rows = [structures.Planned("a step", plan, jit, most) for plan, jit, most in times]
+    rows = [rows.Planned("a step", plan, jit, most) for plan, jit, most in times]
     assert [row.is_late for row in rows] == [False, True, True, False]
 
 

@@ -13,7 +13,7 @@ import pytest
 from page_programs import alike, programs, run, with_outputs
 from places import ROOT
 
-from sdy_jax.cli.options import option_parser
+from sdy_jax.cli.main import option_parser
 
 DOCS = ROOT / "docs"
 PAGES = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sdy_jax.ir.meshes import Mesh, hash_once
 from sdy_jax.ir.parsers import parse_sharding
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 
 
 class _Counted:

@@ -13,7 +13,7 @@ from partitioned_ops import op
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.type_text import bytes_text
+from sdy_jax.ir.jax_shardings import bytes_text
 
 X = jnp.ones((64, 32))
 

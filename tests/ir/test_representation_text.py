@@ -22,8 +22,18 @@ from sdy_jax.ir.parsers import (
     parse_sharding,
     parse_shardings,
 )
-from sdy_jax.ir.rules import AxisSpread, EdgeValue, OpShardingRule, PropagationEdges, PropagationStep, factor_symbol
-from sdy_jax.ir.shardings import REDUCTION_KINDS, DimensionSharding, TensorSharding, per_value
+from sdy_jax.ir.shardings import (
+    REDUCTION_KINDS,
+    AxisSpread,
+    DimensionSharding,
+    EdgeValue,
+    OpShardingRule,
+    PropagationEdges,
+    PropagationStep,
+    TensorSharding,
+    factor_symbol,
+    per_value,
+)
 
 names = st.text(st.characters(codec="utf-8"), max_size=4) | st.sampled_from(['a"b', "a\\b", "é", "x.1.2", "a\n"])
 symbols = st.sampled_from(["mesh", "mesh_0", "my mesh", "0m", "", "é"])

@@ -17,8 +17,7 @@ from sdy_jax.ir.text.mesh_dialects import OPS
 from sdy_jax.ir.text.modules import SourceError, parse_module
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.mesh_dialects.meshes import stated_sharding
-from sdy_jax.mesh_dialects.verification import verify_ops
-from sdy_jax.mesh_dialects.verification.module import RULES
+from sdy_jax.mesh_dialects.verification import RULES, verify_ops
 from sdy_jax.mesh_dialects.view import dialect_ops, pair_up
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
 from sdy_jax.errors import SdyError, UnsupportedError
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 
 def program(body, argument="tensor<8x4xf32>", result="tensor<8x4xf32>", mesh="2x4"):

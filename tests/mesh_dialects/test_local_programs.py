@@ -19,7 +19,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.text.modules import parse_module
 from sdy_jax.ir.verification import verify_module
-from sdy_jax.lowering.ops.emission.re_emission import mlir_name
+from sdy_jax.lowering.ops.re_emission import mlir_name
 from sdy_jax.mesh_dialects.local_program import LocalProgram, is_local
 from sdy_jax.mesh_dialects.meshes import DeviceMesh, resolved_sizes
 from sdy_jax.shardy.rules import RuleBook

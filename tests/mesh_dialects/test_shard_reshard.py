@@ -19,7 +19,7 @@ from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives.movement import permutation_pairs
 from sdy_jax.mesh_dialects.semantics.grid import Grid
 from sdy_jax.mesh_dialects.semantics.layout import Layout
-from sdy_jax.mesh_dialects.semantics.resharding import plan
+from sdy_jax.mesh_dialects.semantics.shards import plan
 from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shard import Sharding
 

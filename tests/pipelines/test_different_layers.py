@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.pipelines.local_rows import where_rows_mix
+from sdy_jax.pipelines.different_layers import where_rows_mix
 
 WIDTH = 8
 RNG = np.random.default_rng(5)

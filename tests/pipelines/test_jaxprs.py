@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdy_jax.pipelines.jaxprs import Cut, inlined
-from sdy_jax.pipelines.layer_passes import Inputs, LayerPasses
+from sdy_jax.pipelines.jaxprs import Cut, Inputs, LayerPasses, inlined
 from sdy_jax.pipelines.region import Region
 
 ROWS, WIDTH, HIDDEN = 8, 16, 64

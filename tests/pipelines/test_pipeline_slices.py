@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from sdy_jax.pipelines.buffers import slice_of, with_slice
+from sdy_jax.pipelines.loops import slice_of, with_slice
 
 BUFFER = np.cos(np.arange(60, dtype=np.float32)).reshape(3, 4, 5)
 PART = np.arange(5, dtype=np.float32).reshape(1, 1, 5)

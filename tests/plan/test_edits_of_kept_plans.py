@@ -8,8 +8,8 @@ from kept_plans import noted_searches
 from plan_edits import MLP, planned
 
 import sdy_jax as sdy
-from sdy_jax.plan.cache import key
-from sdy_jax.plan.cache.key import FOLDER
+from sdy_jax.plan import digests
+from sdy_jax.plan.digests import FOLDER
 
 
 class Edit(NamedTuple):
@@ -116,7 +116,7 @@ def test_the_cache_has_the_plans_of_the_same_program(name, tmp_path, monkeypatch
     monkeypatch.setenv(FOLDER, str(tmp_path / "plans"))
     base = planned(MLP, tmp_path)
     if edit.jax:
-        monkeypatch.setattr(key, "_versions", lambda: ("0.1", edit.jax, edit.jax))
+        monkeypatch.setattr(digests, "_versions", lambda: ("0.1", edit.jax, edit.jax))
     searches = noted_searches(monkeypatch)
     plan = planned(edit.text(MLP), tmp_path, **edit.options)
     assert ("planned" if searches else "found") == edit.cached

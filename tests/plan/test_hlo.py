@@ -7,8 +7,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.errors import ParseError
-from sdy_jax.plan.hlo import collectives_in_hlo, overlapped, totals
-from sdy_jax.plan.measuring.hlo_module import HloCollective, bytes_of_type, group_size
+from sdy_jax.plan.hlo_module import HloCollective, bytes_of_type, group_size
+from sdy_jax.plan.profile import collectives_in_hlo, overlapped, totals
 
 
 def collectives(function, mesh: Mesh, *arguments: tuple[tuple[int, ...], P], out: P = P()) -> list[HloCollective]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdy_jax.plan.hlo import estimated_cycles, kernels_in_hlo, overlapped, waiting
+from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, overlapped, waiting
 
 CYCLES = 'backend_config={{"estimated_cycles":"{}"}}'
 

@@ -13,9 +13,9 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.ir.jax_shardings import array_text, bytes_text, type_text
 from sdy_jax.ir.locations import is_line, short_source
-from sdy_jax.ir.type_text import array_text, bytes_text, type_text
-from sdy_jax.lowering.ops.emission.re_emission import _DTYPES
+from sdy_jax.lowering.ops.re_emission import _DTYPES
 from sdy_jax.mesh_dialects.meshes import DeviceMesh
 
 X = np.ones((8, 16), np.float32)

@@ -19,9 +19,8 @@ from kept_plans import MESH, SPECS, W, X, noted_searches, partitioned, same
 from plan_edits import MLP
 
 import sdy_jax as sdy
-from sdy_jax.plan.cache.entry import checked_entry
-from sdy_jax.plan.cache.key import FOLDER, LIMIT, PLAN, Key, cache_folder
-from sdy_jax.plan.digests import program_text
+from sdy_jax.plan.cache_entry import checked_entry
+from sdy_jax.plan.digests import FOLDER, LIMIT, PLAN, Key, cache_folder, program_text
 
 
 def loss(w, x):
@@ -319,7 +318,7 @@ def test_entries_are_the_same_bytes_in_every_process(folder, monkeypatch):
 
 def test_what_is_found_has_the_lines_of_now_without_being_moved_there(folder, monkeypatch):
     of().plan(W, X)
-    monkeypatch.setattr("sdy_jax.plan.cache.cached.Relocation", None)
+    monkeypatch.setattr("sdy_jax.plan.cache.Relocation", None)
     of().plan(W, X)
 
 

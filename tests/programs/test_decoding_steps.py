@@ -9,13 +9,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from models import rows
 from models.common import Layout, Program
-from models.experts import Dropless
-from models.latent import Latent, decoded_latent
+from models.experts import Dropless, Latent, decoded_latent
 from models.llama import Llama
 from models.serving import decoded
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 DENSE = Llama(4, 256, 8, 8, 32, 512, 1024)
 GROUPED = replace(DENSE, kv_heads=4)

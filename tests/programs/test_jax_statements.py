@@ -24,7 +24,7 @@ from jax.sharding import AxisType, auto_axes, explicit_axes
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo
+from sdy_jax.plan.profile import collectives_in_hlo
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 Jit = Callable[..., Any]

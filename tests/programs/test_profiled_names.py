@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import PLANE
 
 import sdy_jax as sdy
-from sdy_jax.plan.cache.key import FOLDER
+from sdy_jax.plan.digests import FOLDER
 
 KINDS = frozenset({"dot", "convolution", "reduce", "reduce-window", "sort", "fft", "custom-call"})
 CASES = {}

@@ -10,7 +10,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.ir.type_text import bytes_text
+from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.plan.page.page import page_of
 from sdy_jax.plan.record.recorded_plan import RecordedLayouts
 

@@ -20,14 +20,12 @@ from sdy_jax.ir.custom_ops import RAGGED
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, braces
 from sdy_jax.ir.operations import copied
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, reductions
-from sdy_jax.lowering.ops.collectives.sent_bytes import all_reduce_bytes, gathered_bytes
+from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.ops.control_flow import not_manual
-from sdy_jax.lowering.ops.emission.re_emission import stablehlo_op_p
-from sdy_jax.lowering.ops.emission.scopes import scope_name
-from sdy_jax.lowering.ops.monoids import reduction_kind
+from sdy_jax.lowering.ops.elementwise import reduction_kind
+from sdy_jax.lowering.ops.re_emission import scope_name, stablehlo_op_p
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Sent,

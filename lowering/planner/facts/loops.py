@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
-from sdy_jax.lowering.ops.monoids import known_scalar
+from sdy_jax.lowering.ops.elementwise import known_scalar
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.ops.registry import PARTIAL_ACCESS, is_forwarding
 from sdy_jax.lowering.planner.facts.fusion import is_constant
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE

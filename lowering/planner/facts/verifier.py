@@ -12,12 +12,11 @@ from sdy_jax.ir.collectives import COLLECTIVE_OPS, STRICT_RULES
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, braces, overlaps, set_difference, sort_and_merge
 from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.ir.validity import RuleError, fail
 from sdy_jax.ir.verification import location_text, verify_collectives_strictly
-from sdy_jax.lowering.ops.monoids import carries
+from sdy_jax.lowering.ops.elementwise import carries
 from sdy_jax.lowering.ops.registry import AWAITED, is_forwarding, strategies_of, summed_in
 from sdy_jax.lowering.planner.facts.factors import factor_axes
 from sdy_jax.shardy.propagation.data_flow import edge_shardings, edges_of_calls, is_data_flow

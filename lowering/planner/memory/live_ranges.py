@@ -25,19 +25,17 @@ from sdy_jax.lowering.planner.facts.fusion import (
     readers,
 )
 from sdy_jax.lowering.planner.memory.buffers import (
-    Buffer,
-    HeldBuffer,
-    LocalBytes,
-    in_donated_memory,
-    live_at,
-    most_live,
-)
-from sdy_jax.lowering.planner.memory.program_order import (
     BARRIER,
     LOOP,
     SHARE,
     STEP,
+    Buffer,
+    HeldBuffer,
+    LocalBytes,
     ProgramOrder,
+    in_donated_memory,
+    live_at,
+    most_live,
     operands_until_end,
     unawaited,
 )

@@ -27,13 +27,13 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, set_difference
 from sdy_jax.ir.operations import has_users
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.collectives.sent_bytes import sent_by_step
-from sdy_jax.lowering.ops.emission.scopes import collective_attributes
+from sdy_jax.lowering.ops.collectives.packing import sent_by_step
+from sdy_jax.lowering.ops.re_emission import collective_attributes
+from sdy_jax.lowering.planner.facts.factors import ProgramMeshes
 from sdy_jax.lowering.planner.facts.fusion import rounded_values
-from sdy_jax.lowering.planner.facts.meshes import ProgramMeshes
 from sdy_jax.lowering.planner.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.planner.setting import Setting
-from sdy_jax.lowering.reshard.plan import Collective, Lines, ReshardPlan, along_lines
+from sdy_jax.lowering.reshard.planner import Collective, Lines, ReshardPlan, along_lines
 from sdy_jax.lowering.reshard.problem import padded_block
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.rates import last_cut, wire_bytes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import Axes, axes_size, mesh_order
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.monoids import carries
+from sdy_jax.lowering.ops.elementwise import carries
 from sdy_jax.lowering.ops.registry import Strategy
 from sdy_jax.lowering.planner.facts.factors import are_apart, dividing_factors
 from sdy_jax.lowering.planner.facts.fusion import Touched, Touches

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, overlaps, sort_and_merge
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import PARTIAL_ACCESS, Refused, Taken, taken_by
 from sdy_jax.lowering.planner.facts.loops import trips
 from sdy_jax.lowering.planner.placement.decisions import Decisions
@@ -19,7 +18,7 @@ from sdy_jax.lowering.planner.placement.op_reports import OpReports
 from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement
 from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlacedLayouts
 from sdy_jax.lowering.planner.problem.op_problem import Decision
-from sdy_jax.lowering.planner.rewrites.dead_code import CommonSubexpressions
+from sdy_jax.lowering.planner.rewrites.preparation import CommonSubexpressions
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.shardy.propagation.data_flow import DataFlowEdge, EdgeSharding, accumulator
 from sdy_jax.shardy.rules import has_no_rule_silently

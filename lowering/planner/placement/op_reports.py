@@ -10,12 +10,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.collectives import CollectiveSummary
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.jax_shardings import bytes_text, listed_axes, type_text
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, braces, overlaps
 from sdy_jax.ir.operations import module_meshes
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import bytes_text, listed_axes, type_text
-from sdy_jax.lowering.ops.collectives.sent_bytes import reduce_by_bytes, sent_at_border
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping, TensorSharding
+from sdy_jax.lowering.ops.collectives.packing import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.ops.registry import WHOLE, WHOLE_FACTORS, Refused, Taken, sent_by, strategies_of
 from sdy_jax.lowering.planner.facts.factors import factor_axes
 from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement

@@ -13,8 +13,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
-from sdy_jax.lowering.planner.facts.factors import Cuts, block_prefix, dividing_prefix, leading_uncut
-from sdy_jax.lowering.planner.facts.meshes import ProgramMeshes
+from sdy_jax.lowering.planner.facts.factors import Cuts, ProgramMeshes, block_prefix, dividing_prefix, leading_uncut
 from sdy_jax.lowering.planner.placement.collectives import InsertedOps, Reshards
 from sdy_jax.lowering.planner.placement.materialized_layouts import MaterializedLayouts
 from sdy_jax.lowering.planner.problem.layout_plan import PlannedUse

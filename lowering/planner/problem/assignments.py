@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, overlaps, sort_and_merge, truncate_overlaps
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.lowering.ops.registry import Refused, Shards, Strategy, Taken, summed_in
 from sdy_jax.lowering.planner.facts.factors import (
     Assignment,

@@ -14,9 +14,8 @@ from sdy_jax.ir.graph import Graph, Op, Value, group_of, stated_for
 from sdy_jax.ir.jax_shardings import has_sub_axes
 from sdy_jax.ir.meshes import Axes, AxisRef, axes_size, overlaps, sort_and_merge
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
-from sdy_jax.ir.rules import TensorMapping
-from sdy_jax.ir.shardings import TensorSharding, erase_manual_axes
-from sdy_jax.lowering.ops.monoids import carries
+from sdy_jax.ir.shardings import TensorMapping, TensorSharding, erase_manual_axes
+from sdy_jax.lowering.ops.elementwise import carries
 from sdy_jax.lowering.ops.registry import SENT, Shards, Strategy, is_forwarding, sent_by, summed_in
 from sdy_jax.lowering.planner.facts.factors import canonical, dividing_factors, in_contiguous_blocks
 from sdy_jax.lowering.planner.problem.assignments import answer_of

@@ -13,8 +13,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, overlaps
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.planner.facts.factors import cuts_of
-from sdy_jax.lowering.planner.facts.meshes import ProgramMeshes
+from sdy_jax.lowering.planner.facts.factors import ProgramMeshes, cuts_of
 from sdy_jax.lowering.planner.problem.op_problem import Decision, Shardings
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.planner.setting import Setting

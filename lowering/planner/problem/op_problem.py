@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, sort_and_merge
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.lowering.ops.registry import Shards, Strategy, strategies_of
 from sdy_jax.lowering.planner.facts.factors import Assignment, Cuts, are_apart, split_factors
 from sdy_jax.lowering.planner.facts.fusion import Touched
@@ -159,9 +158,9 @@ class OpProblem(NamedTuple):
 # The work of an op on one device: operations, and what it reads from memory and writes to it.
 #
 # An operation is a step of the loops over a rule's factors, or what a strategy says: it is not a floating-point
-# operation as `shardy/rules/flops.py` counts them for people, of which a product has two and a sort several. What is
-# read and written are operands and results that are not fused with other ops, each once, but for strategies that say
-# it: a kernel reads some blocks several times, and nothing of others.
+# operation as `shardy/rules/op_attributes.py` counts them for people, of which a product has two and a sort several.
+# What is read and written are operands and results that are not fused with other ops, each once, but for strategies
+# that say it: a kernel reads some blocks several times, and nothing of others.
 
 
 class DeviceWork(NamedTuple):

@@ -18,8 +18,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import TERMINATORS
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.lowering.ops.monoids import carries, is_identity, reduction_kind
+from sdy_jax.ir.shardings import OpShardingRule
+from sdy_jax.lowering.ops.elementwise import carries, is_identity, reduction_kind
 from sdy_jax.lowering.ops.registry import PART_BY_PART, strategies_of
 from sdy_jax.lowering.planner.references.reference import ReferenceProgram
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Span, Split, placed, split_along, within_factor

@@ -17,12 +17,11 @@ from sdy_jax.annotate.arguments import function_name
 from sdy_jax.annotate.custom_ops import FoundRule, as_one_op
 from sdy_jax.annotate.jaxprs import all_equations
 from sdy_jax.annotate.primitives import with_own_widths
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.ir.custom_ops import CustomOp
-from sdy_jax.lowering.planner.references.derived_rule import DerivedRule, derived_rule, whole_rule
+from sdy_jax.lowering.planner.references.derived_rule import DerivedRule, check_results, derived_rule, said, whole_rule
 from sdy_jax.lowering.planner.references.factors import Types
-from sdy_jax.lowering.planner.references.proof import check_results, said
 from sdy_jax.lowering.planner.references.reference import Flat, backward_of, side_by_side, smooth
 
 # Calls of a kernel with a reference: the custom ops that stand for its passes, and where their rules come from.

@@ -26,10 +26,10 @@ from sdy_jax.ir.kernels.work import efficiency_of
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.planner.facts.fusion import is_product
 from sdy_jax.lowering.planner.facts.loops import executions
-from sdy_jax.lowering.planner.rewrites.dead_code import erase_dead_code
+from sdy_jax.lowering.planner.rewrites.preparation import erase_dead_code
 from sdy_jax.shardy.passes.calls import inline_calls
 from sdy_jax.shardy.propagation.data_flow import is_data_flow
-from sdy_jax.shardy.rules.flops import operations_of
+from sdy_jax.shardy.rules.op_attributes import operations_of
 
 # A plain function traced to a program, of which the rules of ops are asked.
 

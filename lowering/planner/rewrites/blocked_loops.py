@@ -25,7 +25,7 @@ from sdy_jax.ir.new_ops import (
 )
 from sdy_jax.ir.shardings import CLOSED, TensorSharding
 from sdy_jax.lowering.ops.collectives import reductions
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.ops.registry import PART_BY_PART
 from sdy_jax.lowering.planner.facts.fusion import is_constant
 from sdy_jax.lowering.planner.rewrites.blocking_groups import (

@@ -21,8 +21,8 @@ from functools import cache
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.lowering.ops.monoids import is_identity
+from sdy_jax.ir.shardings import OpShardingRule
+from sdy_jax.lowering.ops.elementwise import is_identity
 from sdy_jax.lowering.ops.registry import PART_BY_PART, is_forwarding, pass_through_factors, strategies_of
 from sdy_jax.lowering.planner.facts.fusion import UPDATES, computes, fuses, is_constant, is_sum
 from sdy_jax.lowering.planner.placement.collectives import is_user_collective

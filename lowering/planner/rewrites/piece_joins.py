@@ -13,9 +13,8 @@ from sdy_jax.ir.attributes import shardings_to_attribute, write_reduction
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size
 from sdy_jax.ir.operations import manual_axes
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import strategies_of
 from sdy_jax.lowering.ops.slicing import attributes, fetch_of
 from sdy_jax.lowering.planner.rewrites.assemblies import (

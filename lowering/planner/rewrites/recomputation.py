@@ -20,8 +20,8 @@ from sdy_jax.ir.locations import RUN_AGAIN, is_computed_again, may_mention
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, Rewrite
 from sdy_jax.lowering.planner.report import InParts, Recomputed
-from sdy_jax.lowering.planner.rewrites.dead_code import erase_dead_code
 from sdy_jax.lowering.planner.rewrites.forward_loops import forward_loops, without_unread
+from sdy_jax.lowering.planner.rewrites.preparation import erase_dead_code
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import (
     Mark,
     PricedSegment,

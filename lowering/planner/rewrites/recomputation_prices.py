@@ -14,9 +14,9 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.jax_shardings import type_text
 from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import type_text
 from sdy_jax.lowering.planner.facts.fusion import moves
 from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.problem.op_problem import Decision, own_time, work_done

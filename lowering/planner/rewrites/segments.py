@@ -16,7 +16,7 @@ from sdy_jax.ir.operations import pre_order
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.elementwise import AGAIN
 from sdy_jax.lowering.planner.facts.fusion import is_constant, moves
-from sdy_jax.lowering.planner.rewrites.dead_code import has_effect
+from sdy_jax.lowering.planner.rewrites.preparation import has_effect
 from sdy_jax.lowering.planner.schedule.op_order import create_after
 
 # What may be computed again: the ops of a stretch of a program, and what later ops need of it.

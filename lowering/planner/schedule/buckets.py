@@ -30,15 +30,15 @@ from sdy_jax.lowering.ops.collectives.movement import permutation_pairs
 from sdy_jax.lowering.ops.collectives.packing import stacks
 from sdy_jax.lowering.ops.collectives.reductions import has_native_all_reduce
 from sdy_jax.lowering.ops.control_flow import apart_along, manual_axes_around
-from sdy_jax.lowering.ops.emission.emit import value_shardings
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.emit import value_shardings
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.ops.registry import SENT
 from sdy_jax.lowering.planner.facts.fusion import fuses
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.lowering.planner.rewrites.dead_code import has_effect
+from sdy_jax.lowering.planner.rewrites.preparation import has_effect
 from sdy_jax.lowering.planner.schedule.hidden_time import Inserted
 from sdy_jax.lowering.planner.setting import Combining, Setting
 from sdy_jax.lowering.targets.cost_model import CostModel

@@ -25,8 +25,7 @@ from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.rules import RuleBook
-from sdy_jax.shardy.rules.flops import operations_of
-from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers
+from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers, operations_of
 
 # The marks that steps after placement leave on ops for emission: rings, trips ahead, buckets.
 

@@ -17,7 +17,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.control_flow import ahead
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.facts.fusion import CriticalPath
 from sdy_jax.lowering.planner.facts.loops import filled_stacks, trip_count
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
@@ -117,7 +117,7 @@ def _exposed(graph: Graph, placed: PlacedProgram, costs: CostModel) -> Iterator[
                 sent += taken
 
 
-# Which products run as rings with the collectives around them (`ops/collectives/rings.py`).
+# Which products run as rings with the collectives around them (`ops/collectives/movement.py`).
 #
 #     %1 = sdy.all_gather [{"x"}, {}] %a       {sdy_jax.ring}
 #     %2 = stablehlo.dot_general %1, %w

@@ -15,8 +15,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import CONSTRAINTS, copied
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.planner.facts.factors import cuts_of
-from sdy_jax.lowering.planner.facts.meshes import stated_at_manual
+from sdy_jax.lowering.planner.facts.factors import cuts_of, stated_at_manual
 from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.candidates import Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram

@@ -15,9 +15,9 @@ import numpy as np
 
 from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import bytes_text, type_text
 from sdy_jax.lowering.planner.memory.live_ranges import Peak
 from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlacedLayouts, PlannedUse
 from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem

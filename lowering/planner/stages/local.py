@@ -28,8 +28,8 @@ from sdy_jax.ir.operations import (
 )
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
-from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.emit import local_function, used_axes
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.planner.stages.reshards import base_mesh

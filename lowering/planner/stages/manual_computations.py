@@ -22,7 +22,7 @@ from sdy_jax.ir.operations import (
     terminator_of,
 )
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import local_function_of_ops, used_axes, value_shardings
+from sdy_jax.lowering.ops.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.ops.registry import strategies_of
 from sdy_jax.lowering.planner.setting import Policy, Setting
 from sdy_jax.lowering.planner.stages.local import check_numbering, lowered_on_blocks, number_devices

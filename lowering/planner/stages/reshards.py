@@ -45,8 +45,7 @@ from sdy_jax.ir.stored_shardings import (
 from sdy_jax.lowering.planner.placement.collectives import create_collective
 from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Policy, Setting
-from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
-from sdy_jax.lowering.reshard.planner import Reshards, plan_across
+from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, Reshards, plan_across
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.runtime.devices import hold_the_same, same_devices
 from sdy_jax.shardy.passes.calls import inline_calls

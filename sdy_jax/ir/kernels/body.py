@@ -20,8 +20,14 @@ from jax.extend.core import (  # type: ignore[attr-defined, unused-ignore]
 )
 
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.base.jax_pallas import NDIndexer, Slice, traced_with_refs, with_constants
-from sdy_jax.base.jax_primitives import scan_constants, with_scan_constants
+from sdy_jax.base.jax_primitives import (
+    NDIndexer,
+    Slice,
+    scan_constants,
+    traced_with_refs,
+    with_constants,
+    with_scan_constants,
+)
 from sdy_jax.ir.kernels.index_arithmetic import Known, evaluate, value_of
 
 # What the body of a kernel does beside reading and writing its blocks.

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from sdy_jax.base.jax_pallas import NDIndexer
-from sdy_jax.base.jax_primitives import scan_parts
+from sdy_jax.base.jax_primitives import NDIndexer, scan_parts
 from sdy_jax.ir.kernels.body import equations_in
 from sdy_jax.ir.kernels.index_arithmetic import (
     CountedLoop,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, eval_jaxpr
 
-from sdy_jax.base.jax_pallas import (
+from sdy_jax.base.jax_primitives import (
     bind_call,
     block_size,
     closed,
@@ -25,7 +25,7 @@ from sdy_jax.base.jax_pallas import (
 )
 from sdy_jax.ir.kernels.body import GRID, UNKNOWN_FORMS, Kept, carried, equations_in, own_shift, reads_of
 from sdy_jax.ir.kernels.index_arithmetic import Entry, entries
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 
 # The sharding rule of a `pallas_call`, read from its grid, index maps and body.
 #

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from sdy_jax.base.jax_pallas import block_size
+from sdy_jax.base.jax_primitives import block_size
 from sdy_jax.ir.custom_ops import StatedWork
 from sdy_jax.ir.kernels.grid_rule import Call
 from sdy_jax.ir.kernels.work import ATTENTION

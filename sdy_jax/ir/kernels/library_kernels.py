@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from sdy_jax.ir.custom_ops import StatedWork
 from sdy_jax.ir.kernels.work import ATTENTION
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping
 
 # What is known of a call of a library's kernel: its work, and its sharding rule by the names of its dimensions.
 #

@@ -15,11 +15,11 @@ import numpy as np
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined, unused-ignore]
 
-from sdy_jax.base.jax_pallas import pallas_call_p
+from sdy_jax.base.jax_primitives import pallas_call_p
 from sdy_jax.ir.kernels.body import equations_in
 from sdy_jax.ir.kernels.grid_rule import Call
 from sdy_jax.ir.kernels.library_functions import LIBRARY, REAL, WHOLE, LibraryFunction, dimensions, sizes_of
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 
 # Whether two jaxprs are traces of one function: equal but for names, source lines, and where values lie.
 #

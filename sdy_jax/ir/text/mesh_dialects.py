@@ -9,8 +9,8 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from sdy_jax.ir.jax_shardings import sizes_text
 from sdy_jax.ir.text.cursor import INTEGER, SYMBOL, WORD, Cursor
-from sdy_jax.ir.type_text import sizes_text
 
 # What declares an op of the `mesh` and `shard` dialects: its text, its parts, and what it must keep.
 #

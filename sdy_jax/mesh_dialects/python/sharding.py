@@ -29,7 +29,7 @@ from sdy_jax.mesh_dialects.python.grids import (
     mesh_terms,
     on_devices,
 )
-from sdy_jax.mesh_dialects.semantics import resharding, shards
+from sdy_jax.mesh_dialects.semantics import shards
 from sdy_jax.mesh_dialects.semantics.grid import Grid
 from sdy_jax.mesh_dialects.semantics.layout import (
     KIND_OF_REDUCTION,
@@ -43,7 +43,7 @@ from sdy_jax.mesh_dialects.semantics.layout import (
     tensor_sharding,
     trimmed,
 )
-from sdy_jax.mesh_dialects.verification.op_rules import CHAINS, TWICE
+from sdy_jax.mesh_dialects.verification import CHAINS, TWICE
 from sdy_jax.runtime.meshes import RefinedMesh
 
 # Shardings of the shard dialect: the layout of a tensor on a grid as a value.
@@ -360,7 +360,7 @@ def reshard(x: Any, source: Sharding, target: Sharding, *, shape: Sequence[int] 
     if source.grid is not None and target.grid is not None and grid_of(source.grid) != grid_of(target.grid):
         raise ShardingError("shard.reshard: source and target are on two grids; one reshard stays on one")
     here, _ = on_devices("reshard", source.grid or target.grid, _used(source) + _used(target))
-    return resharding.reshard(here, jnp.asarray(x), source.layout(here), target.layout(here), shape)
+    return shards.reshard(here, jnp.asarray(x), source.layout(here), target.layout(here), shape)
 
 
 def _used(sharding: Sharding) -> list[int | str]:

@@ -15,7 +15,7 @@ from jax import lax
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.lowering.ops.collectives import movement, reductions
-from sdy_jax.lowering.ops.emission.re_emission import mlir_name
+from sdy_jax.lowering.ops.re_emission import mlir_name
 from sdy_jax.mesh_dialects.semantics.checks import (
     AxisIndices,
     check_axes,

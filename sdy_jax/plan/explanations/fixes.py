@@ -17,14 +17,13 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.attributes import itemsize, sharding_to_attribute
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.jax_shardings import from_partition_spec, on_whole_axes, to_partition_spec
+from sdy_jax.ir.jax_shardings import bytes_text, from_partition_spec, on_whole_axes, to_partition_spec, type_text
 from sdy_jax.ir.locations import place_of, short_source, source_line
 from sdy_jax.ir.meshes import Mesh, axes_size
 from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function, pre_order, replace_op
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, sharding_of
-from sdy_jax.ir.type_text import bytes_text, type_text
-from sdy_jax.lowering.ops.emission.emit import value_shardings
+from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.report import ChangedLayout
 from sdy_jax.lowering.planner.setting import Policy
 from sdy_jax.plan.border import BoundaryValue

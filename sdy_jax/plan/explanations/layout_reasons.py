@@ -14,11 +14,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Value
+from sdy_jax.ir.jax_shardings import bytes_text, flops_text, seconds_text, type_text
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.ir.type_text import bytes_text, flops_text, seconds_text, type_text
 from sdy_jax.lowering.planner.problem.candidates import Candidate
 from sdy_jax.lowering.planner.report import LayoutChoice, Note, PartitionReport, is_input
 from sdy_jax.lowering.planner.search.baseline import Reconsidered

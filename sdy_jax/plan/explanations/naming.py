@@ -17,10 +17,10 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.jaxprs import line_of
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.jax_shardings import array_text, type_text
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.ir.operations import copied, functions, pre_order
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import array_text, type_text
 from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, run_pipeline
 from sdy_jax.shardy.propagation.data_flow import EdgeKind
 from sdy_jax.shardy.propagation.engine import Engine

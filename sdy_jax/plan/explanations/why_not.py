@@ -13,11 +13,11 @@ from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.custom_ops import reasons_of, stated_work
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.jax_shardings import axis_name, bytes_text, flops_text
 from sdy_jax.ir.meshes import AxisRef, contains
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.parsers import parse_axis
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import axis_name, bytes_text, flops_text
 from sdy_jax.plan.explanations.naming import Named, Naming
 from sdy_jax.plan.explanations.origins import Annotations, spec_text
 from sdy_jax.shardy.propagation.data_flow import is_data_flow

@@ -10,10 +10,9 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, ShardingError
-from sdy_jax.ir.jax_shardings import from_partition_spec
+from sdy_jax.ir.jax_shardings import bytes_text, from_partition_spec, listed_axes
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.type_text import bytes_text, listed_axes
 from sdy_jax.plan.explanations.fixes import constrained, with_border
 from sdy_jax.plan.explanations.naming import Named
 from sdy_jax.plan.explanations.origins import spec_text

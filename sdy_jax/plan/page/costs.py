@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sdy_jax.ir.type_text import amount_text, bytes_text, count_text, flops_text, seconds_text
+from sdy_jax.ir.jax_shardings import amount_text, bytes_text, count_text, flops_text, seconds_text
 from sdy_jax.plan.page.text import Section
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord

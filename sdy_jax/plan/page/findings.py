@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from sdy_jax.ir.type_text import amount_text, bytes_text, count_text, flops_text
+from sdy_jax.ir.jax_shardings import amount_text, bytes_text, count_text, flops_text
 from sdy_jax.plan.page.text import Section, aligned
 from sdy_jax.plan.record.program import RecordedPipeline, RecordedTried
 from sdy_jax.plan.record.record import PlanRecord

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sdy_jax.ir.type_text import bytes_text, sizes_text
+from sdy_jax.ir.jax_shardings import bytes_text, sizes_text
 from sdy_jax.plan.page.costs import collective_section, device_section, kernels_section, most_section, verdict_section
 from sdy_jax.plan.page.findings import (
     automatic_sections,

@@ -11,10 +11,10 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.jax_shardings import type_text
 from sdy_jax.ir.meshes import braces
 from sdy_jax.ir.parsers import parse_axes, parse_axis_lists
 from sdy_jax.ir.shardings import REDUCTION_KINDS, TensorSharding
-from sdy_jax.ir.type_text import type_text
 from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, ProgramChoices
 from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollective
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
@@ -23,7 +23,9 @@ from sdy_jax.plan.border import BoundaryValue
 from sdy_jax.plan.digests import digest_of, program_text
 from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
 from sdy_jax.plan.questions import Answers
-from sdy_jax.plan.record.choices import (
+from sdy_jax.plan.record.files import choices_from_text
+from sdy_jax.plan.record.names import Names, Places
+from sdy_jax.plan.record.recorded_plan import (
     RecordedBorderLayout,
     RecordedChoice,
     RecordedChoices,
@@ -33,8 +35,6 @@ from sdy_jax.plan.record.choices import (
     RecordedLayoutPlan,
     RecordedRewrite,
 )
-from sdy_jax.plan.record.files import choices_from_text
-from sdy_jax.plan.recording.names import Names, Places
 from sdy_jax.plan.stages import input_names, to_partition
 
 # Layouts as plain data and back.

@@ -16,8 +16,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import PinnedPlanError, SdyError
+from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.type_text import bytes_text
 from sdy_jax.lowering.planner.facts.verifier import verify_partitioned
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.digests import digest_of, program_text
@@ -25,13 +25,13 @@ from sdy_jax.plan.notices import warn_of
 from sdy_jax.plan.pinning.replay import DoesNotFit
 from sdy_jax.plan.pinning.setting import planned_with_from
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.record.choices import RecordedChoices
 from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import SavedPlan, plan_text
 from sdy_jax.plan.record.program import RecordedMesh
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.recording.record import versions
+from sdy_jax.plan.record.recorded_plan import RecordedChoices
+from sdy_jax.plan.record.recording import versions
 from sdy_jax.plan.stages import PlannedWith
 from sdy_jax.shardy.passes.meshes import on_whole_axes
 

@@ -12,7 +12,7 @@ from sdy_jax.lowering.targets.axis_rates import PerAxis
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.rates import Copies
 from sdy_jax.lowering.targets.target import FAMILIES, UNKNOWN, Target
-from sdy_jax.plan.record.choices import (
+from sdy_jax.plan.record.recorded_plan import (
     RecordedChoices,
     RecordedCosts,
     RecordedLine,

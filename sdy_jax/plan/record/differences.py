@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.ir.type_text import bytes_text, count_text
+from sdy_jax.ir.jax_shardings import bytes_text, count_text
 from sdy_jax.plan.record.program import RecordedCollective
 
 _LISTED = 20

@@ -13,7 +13,7 @@ from typing import Any
 from sdy_jax.base.extensions import Extension
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.collectives import KINDS
-from sdy_jax.ir.type_text import bytes_text, count_text
+from sdy_jax.ir.jax_shardings import bytes_text, count_text
 from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.program import RecordedCollective

@@ -11,8 +11,14 @@ import numpy as np
 from sdy_jax.plan.source.expressions import (
     LARGEST_INLINE,
     LINE_LENGTH,
+    PRINTERS,
+    Call,
     Expr,
+    Function,
+    Parameter,
     array_text,
+    by_name,
+    materialized,
     number_text,
     target_text,
     tuple_text,
@@ -20,7 +26,6 @@ from sdy_jax.plan.source.expressions import (
 from sdy_jax.plan.source.loops import CALL
 from sdy_jax.plan.source.names import MOVED, Names, Sources, kind_name, names_by_source
 from sdy_jax.plan.source.printers.elementwise import ELEMENTWISE
-from sdy_jax.plan.source.printers.registry import PRINTERS, Call, Function, Parameter, by_name, materialized
 from sdy_jax.plan.source.steps import LOOKUP, Block, Step, Value, use_counts
 
 INDENT = "    "

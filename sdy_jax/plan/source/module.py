@@ -19,10 +19,10 @@ from sdy_jax.annotate.trees import by_argument
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
+from sdy_jax.ir.jax_shardings import type_text
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import entries_of
-from sdy_jax.ir.type_text import type_text
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.plan.source import printers  # noqa: F401  (fills the registry)
 from sdy_jax.plan.source.blocks import INDENT, BlockWriter

@@ -17,11 +17,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.locations import Frame, frames_of, place_of, short_source
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.type_text import bytes_text, type_text
-from sdy_jax.lowering.ops.collectives.sent_bytes import collective_kind
-from sdy_jax.lowering.ops.emission.emit import NotedOp
+from sdy_jax.lowering.ops.collectives.packing import collective_kind
+from sdy_jax.lowering.ops.emit import NotedOp
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.plan.source.expressions import Expr

@@ -19,8 +19,8 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.emit import NotedOp, local_function, noting_ops, used_axes
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.emit import NotedOp, local_function, noting_ops, used_axes
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.plan.source.steps import (
     LOOKUP,
     Block,

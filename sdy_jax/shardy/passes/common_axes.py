@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, natural_order, overlaps, prefix_of, truncate_overlaps
-from sdy_jax.ir.rules import FactorType, OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import FactorType, OpShardingRule, TensorSharding
 from sdy_jax.shardy.propagation.factors import FactorSharding, TensorProjection, project, unproject
 
 # An op can run where each factor has one list of axes, the same in all its tensors. Where they differ, prefixes of the

@@ -15,8 +15,7 @@ from sdy_jax.ir.attributes import propagation_edges_to_attribute, sharding_from_
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, can_merge, contains, merge, natural_order
 from sdy_jax.ir.operations import post_order, pre_order
-from sdy_jax.ir.rules import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import AxisSpread, EdgeValue, PropagationEdges, PropagationStep, TensorSharding
 from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries, set_entry
 from sdy_jax.ir.text.translation import module_text
 from sdy_jax.shardy.propagation.engine import Engine, Event, RecordedStep

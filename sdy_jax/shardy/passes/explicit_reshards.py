@@ -25,8 +25,7 @@ from sdy_jax.ir.operations import (
     named,
     returned_by,
 )
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import DimensionSharding, TensorSharding, erase_manual_axes
+from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding, erase_manual_axes
 from sdy_jax.ir.stored_shardings import (
     filled,
     function_shardings,

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.base.extensions import load_extensions
-from sdy_jax.base.tracebacks import api_boundary
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.errors import ParseError, UnsupportedError
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import copied, functions, op_names

@@ -1,5 +1,5 @@
 """Sharding propagation: factor propagation to a fixed point, level by level."""
 
-from sdy_jax.shardy.propagation.propagate import propagate
+from sdy_jax.shardy.propagation.engine import propagate
 
 __all__ = ["propagate"]

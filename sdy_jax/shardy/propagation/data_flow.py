@@ -12,8 +12,7 @@ from sdy_jax.ir.attributes import shardings_from_attribute, shardings_to_attribu
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import CALL, COMPUTATIONS, callee_of, manual_axes
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding, add_free_axes, erase_manual_axes
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding, add_free_axes, erase_manual_axes
 from sdy_jax.shardy.rules.registry import LINEAR, Linear
 
 # Data-flow edges: values that are one value as far as shardings go, because control flow passes them on.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sdy_jax.ir.meshes import Axes, AxisRef, axes_size, contains, overlaps, prefix_of
-from sdy_jax.ir.rules import OpShardingRule
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.shardy.propagation.engine import Engine, Event, RecordedStep
 from sdy_jax.shardy.propagation.factors import (
     Direction,

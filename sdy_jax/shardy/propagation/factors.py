@@ -20,8 +20,7 @@ from sdy_jax.ir.meshes import (
     prefix_status,
     prefix_without_overlaps,
 )
-from sdy_jax.ir.rules import TensorMapping
-from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
+from sdy_jax.ir.shardings import DimensionSharding, TensorMapping, TensorSharding
 
 # One step of propagation by one factor: the axes that a tensor got, and from where.
 

@@ -8,8 +8,7 @@ from functools import cache, lru_cache
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import Axes, Mesh, PrefixStatus, prefix_status
-from sdy_jax.ir.rules import OpShardingRule, TensorMapping
-from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.shardings import OpShardingRule, TensorMapping, TensorSharding
 from sdy_jax.shardy.propagation.factors import (
     Direction,
     FactorProblem,

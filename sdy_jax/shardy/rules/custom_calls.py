@@ -8,7 +8,7 @@ from itertools import count
 
 from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, RAGGED, ROUNDED, WORK
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.rules import FactorType, OpShardingRule
+from sdy_jax.ir.shardings import FactorType, OpShardingRule
 from sdy_jax.shardy.rules.linalg import householder_product, library_call, qr, with_batch
 from sdy_jax.shardy.rules.registry import (
     NEED_REPLICATION,

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.attributes import shape_and_dtype
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import CONSTRAINTS
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.shardy.rules.registry import (
     NEED_REPLICATION,
     Linear,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.rules import FactorType, OpShardingRule
+from sdy_jax.ir.shardings import FactorType, OpShardingRule
 from sdy_jax.shardy.rules.registry import (
     NEED_REPLICATION,
     PASS_THROUGH,

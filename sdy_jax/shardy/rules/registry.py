@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from sdy_jax.base.extensions import load_extensions, registered
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.rules import FactorType, OpShardingRule
+from sdy_jax.ir.shardings import FactorType, OpShardingRule
 
 # The registry of op sharding rules.
 #

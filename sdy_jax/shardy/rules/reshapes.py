@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.rules import FactorType, OpShardingRule
+from sdy_jax.ir.shardings import FactorType, OpShardingRule
 from sdy_jax.shardy.rules.registry import (
     NEED_REPLICATION,
     PASS_THROUGH,

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.cli.devices import COMPILER_OPTIONS, described_gpus
-from sdy_jax.cli.options import GPU
-from sdy_jax.plan.hlo import collectives_in_hlo
+from sdy_jax.cli.main import GPU
+from sdy_jax.plan.profile import collectives_in_hlo
 
 __all__ = ["on_cpus"]
 

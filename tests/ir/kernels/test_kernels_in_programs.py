@@ -20,7 +20,7 @@ from partitioned_ops import PLANE
 from uneven_blocks import assert_close
 
 import sdy_jax as sdy
-from sdy_jax.plan.cache.key import MODULE
+from sdy_jax.plan.digests import MODULE
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 8)).astype(np.float32)

@@ -11,7 +11,7 @@ from dialect_texts import in_shard
 import sdy_jax as sdy
 from sdy_jax.cli.opt import optimize
 from sdy_jax.ir.text.modules import SourceError
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 DIALECTS = ("mesh", "shard")
 IMPORT = "import-mesh-annotations"

@@ -20,8 +20,16 @@ from sdy_jax.ir.parsers import (
     parse_sharding,
     parse_shardings,
 )
-from sdy_jax.ir.rules import AxisSpread, EdgeValue, OpShardingRule, PropagationEdges, PropagationStep
-from sdy_jax.ir.shardings import DimensionSharding, TensorSharding, per_value
+from sdy_jax.ir.shardings import (
+    AxisSpread,
+    DimensionSharding,
+    EdgeValue,
+    OpShardingRule,
+    PropagationEdges,
+    PropagationStep,
+    TensorSharding,
+    per_value,
+)
 from sdy_jax.ir.text.modules import split_modules
 
 CONTEXT = mlir.make_ir_context()

@@ -10,7 +10,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.ops.emission.emit import combined_with_arguments
+from sdy_jax.lowering.ops.emit import combined_with_arguments
 from sdy_jax.testing import assert_same
 
 X, S = "tensor<16x16xf32>", "tensor<f32>"

@@ -22,7 +22,7 @@ from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.rates import Copies
 from sdy_jax.lowering.targets.target import CPU
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")

@@ -17,7 +17,7 @@ from op_cases import CASES, INTS, RNG, X, conv, pairs
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission import re_emission
+from sdy_jax.lowering.ops import re_emission
 from sdy_jax.lowering.ops.registry import EMITTERS, LocalOp, strategies_of
 from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shardy.rules.registry import RuleBook

@@ -17,7 +17,7 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype, re_emit
+from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.ops.registry import LocalOp
 from sdy_jax.runtime.meshes import RefinedMesh
 

@@ -16,8 +16,8 @@ from sdy_jax.calls import planned_call
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.ops.collectives import reductions
+from sdy_jax.lowering.ops.collectives.movement import Numbers
 from sdy_jax.lowering.ops.collectives.reductions import Sent, as_rows, scattered_as
-from sdy_jax.lowering.ops.collectives.rings import Numbers
 from sdy_jax.lowering.ops.products import multiplied
 from sdy_jax.lowering.ops.registry import LocalOp
 from sdy_jax.lowering.targets.gpu import GPU

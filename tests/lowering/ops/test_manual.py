@@ -19,7 +19,7 @@ from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.collectives.movement import permutation_pairs
 from sdy_jax.lowering.ops.collectives.written import axes_of_groups, groups_of_axes, spans
 from sdy_jax.lowering.ops.control_flow import apart_along
-from sdy_jax.lowering.ops.emission.emit import local_function, used_axes
+from sdy_jax.lowering.ops.emit import local_function, used_axes
 from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel

@@ -11,7 +11,7 @@ from reshape_programs import ROWS, reshaped, run
 from uneven_blocks import assert_close
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 

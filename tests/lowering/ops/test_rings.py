@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.ir.jax_shardings import mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef
-from sdy_jax.lowering.ops.collectives.rings import Gathered, Numbers, Product, Ring
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.lowering.ops.collectives.movement import Gathered, Numbers, Product, Ring
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.runtime.meshes import RefinedMesh
 
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, check
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 SHIFTS = (0, 1, 7, 8, 13, 63, 64, 65, -1, -9, -64, 1000)
 LINE_OF_64 = np.arange(64, dtype=np.int32)

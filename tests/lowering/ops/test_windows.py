@@ -17,7 +17,7 @@ from wire_totals import OPTIONS
 
 import sdy_jax as sdy
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 

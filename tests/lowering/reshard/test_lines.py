@@ -14,8 +14,7 @@ from partitioned_ops import LINE, mesh_of
 import sdy_jax as sdy
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.reshard.plan import along_lines
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import along_lines, plan_reshard
 from sdy_jax.lowering.targets import target
 from sdy_jax.runtime.devices import torus_lines
 

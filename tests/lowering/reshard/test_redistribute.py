@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
-from sdy_jax.lowering.ops.emission.redistribution import fetch, redistribute, reversed_, sliced
+from sdy_jax.lowering.ops.redistribution import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.ops.registry import LocalOp
 from sdy_jax.lowering.reshard.strip_reads import (
     Piece,
@@ -26,7 +26,7 @@ from sdy_jax.lowering.reshard.strip_reads import (
     window_reads,
 )
 from sdy_jax.lowering.reshard.strips import Source
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.runtime.meshes import RefinedMesh, block_indices
 
 MESH = Mesh.of(p=2, q=4)

@@ -20,7 +20,7 @@ from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.reshard.planner import Reshards, plan_reshard
 from sdy_jax.lowering.reshard.relayouts import Relaid, is_relaid, relayout, sent
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 

@@ -17,7 +17,7 @@ from sdy_jax.lowering.targets import measurements
 from sdy_jax.lowering.targets.measurements import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
 from sdy_jax.lowering.targets.rates import LastCut
 from sdy_jax.lowering.targets.target import machines
-from sdy_jax.runtime.measuring import CollectiveTime
+from sdy_jax.runtime.devices import CollectiveTime
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
 SMALL = Sizes(collectives=(64, 4096, 65536), product=16, memory=4096)

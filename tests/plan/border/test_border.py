@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.calls import planned_function as api
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8) / 16
 W = np.arange(64, dtype=np.float32)[::-1].reshape(8, 8) / 16

@@ -17,7 +17,7 @@ from wire_totals import OPTIONS, agreed, f32
 from workloads import MESHES, WORKLOADS
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 
 def auto(sizes, names):

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.plan.explanations.why_collective import _shape
+from sdy_jax.plan.explanations.why import _shape
 
 
 def of(*shape):

@@ -18,8 +18,7 @@ from plan_pages import HOSTILE, MESH
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.html.data import columns
-from sdy_jax.plan.html.page import page
+from sdy_jax.plan.page.html import columns, page
 from sdy_jax.plan.record.files import plan_from_json, plan_json
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from plan_pages import HOSTILE, LONG, MESH, SPECS, planned
 
 import sdy_jax as sdy
-from sdy_jax.plan.html.page import _frame
+from sdy_jax.plan.page.html import _frame
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.measuring.profile import instructions, module_name, scopes
+from sdy_jax.plan.profile import instructions, module_name, scopes
 
 X, W = jnp.ones((64, 32)), jnp.ones((32, 64))
 

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.ir.type_text import flops_text
+from sdy_jax.ir.jax_shardings import flops_text
 from sdy_jax.plan.page.tables import table_of
 from sdy_jax.plan.record.files import load_plan
 

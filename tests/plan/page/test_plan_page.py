@@ -14,11 +14,11 @@ from wire_totals import OPTIONS
 
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
-from sdy_jax.ir.type_text import bytes_text
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.plan.page.page import LINES, Folding, page_of
 from sdy_jax.plan.page.tables import table_of
 from sdy_jax.plan.page.text import Section, fitted
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.plan.record.program import RecordedBorder, RecordedTensor
 
 

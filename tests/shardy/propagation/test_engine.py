@@ -12,8 +12,7 @@ from sharding_dump import parse
 from sdy_jax.ir.graph import Graph
 from sdy_jax.shardy.passes.pipelines import run_pipeline
 from sdy_jax.shardy.propagation import engine as engine_module
-from sdy_jax.shardy.propagation.engine import Engine
-from sdy_jax.shardy.propagation.propagate import run_by_user_priority
+from sdy_jax.shardy.propagation.engine import Engine, run_by_user_priority
 
 _FEATURES = ("while", "barrier", "group", "manual", "constant", "priority")
 _PREPARE = "sdy-manual-axes-cleanup,sdy-constant-or-scalar-splitter,sdy-add-data-flow-edges,sdy-sharding-group-import"

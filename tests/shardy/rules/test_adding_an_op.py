@@ -15,7 +15,7 @@ from partitioned_text import partition_module, run_partitioned
 from places import ROOT
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.rules import OpShardingRule
+from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.registry import EMITTERS, LocalOp, emitter
 from sdy_jax.shardy.rules.registry import NEED_REPLICATION, RULES, RuleBuilder, rule, shape_of
 

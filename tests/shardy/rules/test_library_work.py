@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.shardy.rules.flops import operations_of, operations_of_library
+from sdy_jax.shardy.rules.op_attributes import operations_of, operations_of_library
 
 linalg = lax.linalg
 F32 = np.float32

@@ -1,12 +1,34 @@
-"""Element-wise primitives: operators where Python has one, functions of jnp where these do the same."""
+"""Element-wise primitives, arrays made from nothing, the same elements in another shape, slices and sorts."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
 
-from sdy_jax.plan.source.expressions import ADD, AND, COMPARE, MUL, OR, POWER, UNARY, XOR, Expr, dtype_text, infix
-from sdy_jax.plan.source.printers.registry import Call, materialized, printer, typed_number
+from sdy_jax.plan.source.expressions import (
+    ADD,
+    AND,
+    COMPARE,
+    MUL,
+    OR,
+    POWER,
+    UNARY,
+    XOR,
+    Call,
+    Expr,
+    dtype_text,
+    infix,
+    materialized,
+    number_text,
+    param_text,
+    printer,
+    shape_text,
+    tuple_text,
+    typed_number,
+)
+from sdy_jax.plan.source.steps import LOOKUP
+
+# Element-wise primitives: operators where Python has one, functions of jnp where these do the same.
 
 _OPERATORS: dict[str, tuple[str, int]] = {
     "add": ("+", ADD),
@@ -199,3 +221,227 @@ def _clamped(call: Call) -> Expr:
 def _less_precise(call: Call) -> Expr:
     bits = f"exponent_bits={call.params['exponent_bits']}, mantissa_bits={call.params['mantissa_bits']}"
     return call.result(f"lax.reduce_precision({call.array(0).text}, {bits})")
+
+
+# Arrays made from nothing, and the same elements in another shape.
+
+
+@printer("iota")
+def _counted(call: Call) -> Expr:
+    dtype, shape, dim = dtype_text(call.out.dtype), call.out.shape, call.params["dimension"]
+    if len(shape) == 1:
+        return call.result(f"jnp.arange({shape[0]}, dtype={dtype})")
+    return call.result(f"lax.broadcasted_iota({dtype}, {shape_text(shape)}, {dim})")
+
+
+@printer("broadcast_in_dim")
+def _broadcast(call: Call) -> Expr:
+    """The operand itself or a view of it, which NumPy broadcasts to the result."""
+    operand, shape = call.operand(0), call.out.shape
+    if operand.is_number or operand.shape == ():
+        return operand
+    dims = tuple(call.params["broadcast_dimensions"])
+    own = call.inputs[0].shape
+    if dims == tuple(range(len(shape) - len(own), len(shape))):
+        return operand
+    if operand.shape != own:
+        operand = call.array(0)
+    last = dims[-1] if dims else -1
+    kept = dict(zip(dims, own, strict=True))
+    first = next(iter(dims), 0)
+    index = [":" if dim in kept else "None" for dim in range(first, len(shape))]
+    viewed = tuple(kept.get(dim, 1) for dim in range(first, len(shape)))
+    if last < len(shape) - 1 and first + len(own) - 1 == last and index.count(":") > 1:
+        index = ["...", *("None" for _ in range(len(shape) - 1 - last))]
+    return Expr(f"{operand.atom}[{', '.join(index)}]", viewed)
+
+
+@printer("reshape")
+def _reshaped(call: Call) -> Expr:
+    if call.params.get("dimensions") is not None:
+        raise call.refused("it reorders dimensions")
+    return call.result(
+        f"{call.array(0).atom}.reshape({shape_text(call.out.shape)})"
+        if not call.out.shape
+        else f"{call.array(0).atom}.reshape({', '.join(map(str, call.out.shape))})"
+    )
+
+
+@printer("squeeze")
+def _squeezed(call: Call) -> Expr:
+    """`x[:, 0]`."""
+    dims = set(call.params["dimensions"])
+    return call.result(
+        f"{call.array(0).atom}[{_index(['0' if d in dims else ':' for d in range(len(call.inputs[0].shape))])}]"
+    )
+
+
+@printer("expand_dims")
+def _expanded(call: Call) -> Expr:
+    return call.result(f"lax.expand_dims({call.array(0).text}, {call.params['dimensions']})")
+
+
+@printer("transpose")
+def _transposed(call: Call) -> Expr:
+    order, operand = tuple(call.params["permutation"]), call.array(0).atom
+    if order == (1, 0):
+        return call.result(f"{operand}.T")
+    return call.result(f"{operand}.transpose({', '.join(map(str, order))})")
+
+
+@printer("slice")
+def _sliced(call: Call) -> Expr:
+    """`x[:2, ::3]`."""
+    starts, limits = call.params["start_indices"], call.params["limit_indices"]
+    strides = call.params["strides"] or (1,) * len(starts)
+    ranges = zip(starts, limits, strides, call.inputs[0].shape, strict=True)
+    return call.result(f"{call.array(0).atom}[{_index([_range(*each) for each in ranges])}]")
+
+
+def _range(start: int, limit: int, stride: int, size: int) -> str:
+    text = f"{start or ''}:{limit if limit < size else ''}"
+    return text if stride == 1 else f"{text}:{stride}"
+
+
+def _index(dims: list[str]) -> str:
+    """An index without trailing whole dimensions."""
+    while len(dims) > 1 and dims[-1] == ":":
+        dims.pop()
+    return ", ".join(dims)
+
+
+@printer("pad")
+def _padded(call: Call) -> Expr:
+    config = tuple(tuple(each) for each in call.params["padding_config"])
+    return call.result(f"lax.pad({call.arrays()}, {config})")
+
+
+@printer("concatenate")
+def _joined(call: Call) -> Expr:
+    return call.result(f"jnp.concatenate([{call.arrays()}], axis={call.params['dimension']})")
+
+
+@printer("stack")
+def _stacked(call: Call) -> Expr:
+    return call.result(f"jnp.stack([{call.arrays()}], axis={call.params['axis']})")
+
+
+@printer("unstack")
+def _unstacked(call: Call) -> Expr:
+    return call.many(f"jnp.unstack({call.array(0).text}, axis={call.params['axis']})")
+
+
+@printer("rev")
+def _reversed(call: Call) -> Expr:
+    dims = set(call.params["dimensions"])
+    steps = ["::-1" if d in dims else ":" for d in range(len(call.out.shape))]
+    return call.result(f"{call.array(0).atom}[{_index(steps)}]")
+
+
+@printer("split")
+def _split(call: Call) -> Expr:
+    return call.many(f"lax.split({call.array(0).text}, {tuple(call.params['sizes'])}, axis={call.params['axis']})")
+
+
+@printer("bitcast_convert_type")
+def _bits(call: Call) -> Expr:
+    return call.result(f"lax.bitcast_convert_type({call.array(0).text}, {dtype_text(call.out.dtype)})")
+
+
+@printer("layout_constraint")
+def _laid_out(call: Call) -> Expr:
+    """The order of dimensions in memory, which some ops of XLA for CPUs rely on."""
+    order = tuple(call.params["layout"].major_to_minor)
+    return call.result(f"with_layout_constraint({call.array(0).text}, Layout({order}))")
+
+
+@printer("optimization_barrier")
+def _barrier(call: Call) -> Expr:
+    operands = [call.array(i).text for i in range(len(call.inputs))]
+    if len(operands) == 1:
+        return call.result(f"lax.optimization_barrier({operands[0]})")
+    return call.many(f"lax.optimization_barrier(({', '.join(operands)}))")
+
+
+# Slices, gathers, scatters and sorts whose positions are computed.
+
+
+def _starts(call: Call, first: int) -> tuple[str, str]:
+    """Start indices, and what says that negative ones do not count from the end: XLA clamps them."""
+    values = call.inputs[first:]
+    known = [number_text(v.constant) if v.is_scalar_literal and v.constant is not None else None for v in values]
+    are_fixed = all(text is not None and not text.startswith("-") for text in known)
+    if not are_fixed and (call.writer.is_wide or values[0].dtype != np.int32):  # numbers would have another dtype
+        known = [None] * len(values)
+    texts = [text or call.array(first + i).text for i, text in enumerate(known)]
+    return tuple_text(texts), "" if are_fixed else ", allow_negative_indices=False"
+
+
+@printer("dynamic_slice")
+def _dynamic_slice(call: Call) -> Expr:
+    starts, options = _starts(call, 1)
+    sizes = shape_text(call.params["slice_sizes"])
+    return call.result(f"lax.dynamic_slice({call.array(0).text}, {starts}, {sizes}{options})")
+
+
+@printer(LOOKUP)
+def _looked_up(call: Call) -> Expr:
+    """`jnp.array([0, 2, 1], jnp.int32)[index]`."""
+    table = call.array(0).text
+    listed = "j" + table if table.startswith("np.array(") else f"jnp.asarray({table})"
+    return call.result(f"{listed}[{call.array(1).text}]")
+
+
+@printer("dynamic_update_slice")
+def _updated(call: Call) -> Expr:
+    starts, options = _starts(call, 2)
+    return call.result(f"lax.dynamic_update_slice({call.arrays(0, 2)}, {starts}{options})")
+
+
+@printer("gather")
+def _gathered(call: Call) -> Expr:
+    options = ["slice_sizes", "unique_indices", "indices_are_sorted", "mode", "fill_value"]
+    numbers = param_text(call.params["dimension_numbers"])
+    return call.result(f"lax.gather({call.arrays()}, {numbers}, {_keywords(call, options)})")
+
+
+_SCATTERS = {
+    "scatter": "scatter",
+    "scatter-add": "scatter_add",
+    "scatter_add": "scatter_add",
+    "scatter-mul": "scatter_mul",
+    "scatter_mul": "scatter_mul",
+    "scatter-min": "scatter_min",
+    "scatter_min": "scatter_min",
+    "scatter-max": "scatter_max",
+    "scatter_max": "scatter_max",
+    "scatter-sub": "scatter_sub",
+    "scatter_sub": "scatter_sub",
+}
+
+
+@printer(*_SCATTERS)
+def _scattered(call: Call) -> Expr:
+    numbers = param_text(call.params["dimension_numbers"])
+    options = _keywords(call, ["indices_are_sorted", "unique_indices", "mode"])
+    return call.result(f"lax.{_SCATTERS[call.step.primitive]}({call.arrays()}, {numbers}, {options})")
+
+
+def _keywords(call: Call, names: list[str]) -> str:
+    texts = {name: param_text(call.params[name]) for name in names}
+    return ", ".join(f"{name}={text}" for name, text in texts.items() if text not in ("False", "None"))
+
+
+@printer("sort")
+def _sorted(call: Call) -> Expr:
+    p = call.params
+    options = f"dimension={p['dimension']}, is_stable={p['is_stable']}, num_keys={p['num_keys']}"
+    if len(call.inputs) == 1:
+        return call.result(f"lax.sort({call.array(0).text}, {options})")
+    return call.many(f"lax.sort(({call.arrays()}), {options})")
+
+
+@printer("top_k")
+def _largest(call: Call) -> Expr:
+    axis = call.params.get("axis", call.params.get("operand_axis", -1))
+    return call.many(f"lax.top_k({call.array(0).text}, {call.params['k']}, axis={axis})")

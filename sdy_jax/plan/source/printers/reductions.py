@@ -9,8 +9,19 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from sdy_jax.plan.source.expressions import MUL, Expr, dtype_text, infix, names_text, param_text, shape_text, tuple_text
-from sdy_jax.plan.source.printers.registry import Call, Function, printer
+from sdy_jax.plan.source.expressions import (
+    MUL,
+    Call,
+    Expr,
+    Function,
+    dtype_text,
+    infix,
+    names_text,
+    param_text,
+    printer,
+    shape_text,
+    tuple_text,
+)
 
 # Matrix products and convolutions.
 

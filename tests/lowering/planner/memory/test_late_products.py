@@ -4,8 +4,8 @@ import pytest
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.planner.memory.buffers import SHARE
 from sdy_jax.lowering.planner.memory.live_ranges import peak_of
-from sdy_jax.lowering.planner.memory.program_order import SHARE
 from sdy_jax.lowering.targets.family import Compiler, Family, Order
 from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.target import CPU, Target

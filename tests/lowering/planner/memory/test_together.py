@@ -4,7 +4,7 @@ import pytest
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.planner.memory.program_order import run_together
+from sdy_jax.lowering.planner.memory.buffers import run_together
 
 X = "tensor<16x128xf32>"
 

@@ -30,7 +30,7 @@ from sdy_jax.lowering.planner.search.held_copies import HeldCopy, UseOfCopy, fre
 from sdy_jax.lowering.planner.setting import Policy, Setting
 from sdy_jax.lowering.planner.solve import improvement
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.plan.hlo import collectives_in_hlo
+from sdy_jax.plan.profile import collectives_in_hlo
 from sdy_jax.testing import assert_same
 
 GATHERED = 7 / 8

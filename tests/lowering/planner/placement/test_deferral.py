@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax import CostModel
-from sdy_jax.lowering.planner.placement import partitioner
+from sdy_jax.lowering.planner.placement import program_placement
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -131,7 +131,7 @@ def test_a_sum_that_the_loop_looks_at_is_reduced_in_it():
 def test_what_compilers_fuse_waits_for_the_sum_where_memory_has_a_price(monkeypatch):
     """Terms would be multiplied, and written, before they are sent; the sum is multiplied where it is used. That is
     what placement decides, before reductions are moved."""
-    monkeypatch.setattr(partitioner, "reduce_early", lambda inserted: None)
+    monkeypatch.setattr(program_placement, "reduce_early", lambda inserted: None)
 
     def descend(w, a, b):
         return w - (a @ b) * 0.1

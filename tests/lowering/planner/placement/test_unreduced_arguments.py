@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
 from sdy_jax.errors import ShardingError
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 AUTO = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 EXPLICIT = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
 from sdy_jax.lowering.planner.facts.verifier import verify_partitioned
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 MESH = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 X = np.random.default_rng(2).standard_normal((8, 16), dtype=np.float32)

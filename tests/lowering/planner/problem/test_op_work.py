@@ -13,7 +13,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.ops.registry import strategies_of
 from sdy_jax.lowering.planner.problem.op_problem import work_in_shards
 from sdy_jax.shardy.rules import RuleBook
-from sdy_jax.shardy.rules.flops import operations_of
+from sdy_jax.shardy.rules.op_attributes import operations_of
 
 
 def shapes(*given: tuple[int, ...], dtype: type = np.float32) -> list[jax.ShapeDtypeStruct]:

@@ -14,7 +14,7 @@ from sdy_jax.lowering.planner.setting import Policy
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target, family_of_platform
 from sdy_jax.shardy.rules import RuleBook
-from sdy_jax.shardy.rules.flops import operations_of
+from sdy_jax.shardy.rules.op_attributes import operations_of
 
 COSTS = CostModel.of_machine("tpu v5e", ["x"])
 RULE = "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=64, j=1024} need_replication={j}, custom>"

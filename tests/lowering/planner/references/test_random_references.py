@@ -12,7 +12,7 @@ import sdy_jax as sdy
 from sdy_jax.equivalence.kernels import verified_kernels
 from sdy_jax.equivalence.subject import traced_program
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.planner.references import factors, proof
+from sdy_jax.lowering.planner.references import derived_rule, factors
 from sdy_jax.lowering.planner.references.reference import backward_of
 
 
@@ -60,8 +60,8 @@ PLANTED = {
         "_check_decisions",
         lambda x: jax.lax.while_loop(lambda c: c[1], lambda c: (c[0] + 0.1, (c[0] < 1).any()), (x, (x < 2).any()))[0],
     ),
-    "numbers that are others on blocks": (proof, "difference", lambda x: x.mean(0)),
-    "means of squares": (proof, "difference", lambda x: x.sum(0) / x.shape[0] * x.shape[1]),
+    "numbers that are others on blocks": (derived_rule, "difference", lambda x: x.mean(0)),
+    "means of squares": (derived_rule, "difference", lambda x: x.sum(0) / x.shape[0] * x.shape[1]),
 }
 
 

@@ -15,8 +15,8 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.planner import plan_program
 from sdy_jax.lowering.planner.rewrites import blocking_choice
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Span, spans_of, split_along
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
-from sdy_jax.plan.html.data import columns
+from sdy_jax.plan.page.html import columns
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.shardy.rules import RuleBook
 
 PAIR, QUAD = (jax.sharding.Mesh(np.array(jax.devices()[:count]), ("x",)) for count in (2, 4))

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.planner.rewrites.dead_code import erase_dead_code
+from sdy_jax.lowering.planner.rewrites.preparation import erase_dead_code
 from sdy_jax.testing import assert_same
 
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)

@@ -12,7 +12,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.ops.emission.emit import laid_out_as_arrays
+from sdy_jax.lowering.ops.emit import laid_out_as_arrays
 from sdy_jax.testing import assert_same
 
 LAYOUTS = (P(), P(None, "x", "y"), P(None, "y", None, "x"), P(None, None, ("x", "y")), P("x", "y"), P("y"))

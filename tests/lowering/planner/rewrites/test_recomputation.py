@@ -30,7 +30,7 @@ from sdy_jax.lowering.planner.search import layout_search
 from sdy_jax.lowering.planner.search.memory_search import GivenUp
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.plan import build
-from sdy_jax.plan.html.data import columns
+from sdy_jax.plan.page.html import columns
 from sdy_jax.testing import assert_same
 
 LAYERS, WIDTH, HIDDEN, BATCH = 5, 32, 128, 512

@@ -10,7 +10,7 @@ from machine_models import planned_for, small_costs
 from partitioned_ops import LINE, op
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)

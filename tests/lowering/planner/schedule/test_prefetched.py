@@ -10,7 +10,7 @@ from planned_steps import stacked
 
 import sdy_jax as sdy
 from sdy_jax.lowering.ops import control_flow
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 ROWS = 512
 

@@ -13,7 +13,7 @@ import sdy_jax as sdy
 from sdy_jax.lowering.planner.search.layout_search import best_choice
 from sdy_jax.lowering.planner.search.partitioned_program import plan_of
 from sdy_jax.lowering.planner.solve.improvement import Choices
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.filterwarnings("ignore::sdy_jax.plan.notices.PartitionWarning")
 

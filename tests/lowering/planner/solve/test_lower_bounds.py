@@ -18,7 +18,7 @@ from comparing import largest_difference
 from workloads import Dims
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.filterwarnings("ignore:jax.nn.one_hot input")
 

@@ -22,7 +22,7 @@ from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import module_meshes, pre_order
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 
 pytestmark = pytest.mark.skipif(
     jax.__version_info__ < (0, 12), reason="the passes of older jaxlibs make invalid modules, or are missing"

@@ -21,7 +21,7 @@ from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.operations import function_type, functions, main_function, module_meshes, named
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.ops.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.shardy.passes.pipelines import run_pipeline
 
 MESHES = """

@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 import sdy_jax as sdy
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 STEPS = 3
 COMPILED = "/jax/core/compile/backend_compile_duration"

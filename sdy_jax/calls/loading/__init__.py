@@ -1,1 +1,0 @@
-"""Programs that are not traced here: MLIR text and bytecode, portable artifacts and files of `jax.export`."""

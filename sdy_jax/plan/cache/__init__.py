@@ -1,1 +1,0 @@
-"""Plans that were made before, in a folder that processes share: found by all that a plan depends on."""
