@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
 from sdy_jax.ir.operations import copied, replace_contents
@@ -37,7 +38,7 @@ from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, Program
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
 from sdy_jax.lowering.planner.schedule.hidden_time import Inserted, erase_marks, hidden_by_work
 from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
-from sdy_jax.lowering.planner.search.memory_search import FEW, GivenUp
+from sdy_jax.lowering.planner.search.memory_search import FEW, GivenUp, too_large
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.shardy.rules import RuleBook
@@ -144,6 +145,8 @@ def _changed(graph: Graph, chosen: PlacedLayouts, baseline: PlacedLayouts) -> It
                 yield ChangedLayout(op.name, op.mlir.location, value.dtype, value.shape, new, old)
 
 
+Trials = Sequence[PartitionedProgram]
+
 # Partitioning a program that may compute again what it would else hold, and work on its largest values in parts.
 
 _TRIES = 4
@@ -172,6 +175,14 @@ _OF_LIMIT = 1 / 8
 """The share of what a device may hold that the values of a group may take: more parts cost little, and what compilers
 rearrange of them is not known. Measured (2026-11, libtpu 0.0.51): with as much as was left, an 8B model's step on 32768
 tokens per chip of v5e was estimated at 13.9 GiB and took 16.9."""
+
+_FINER = 1.1
+"""How many times a smaller limit the next one is, where a limit is not met. Guessed: what a search frees depends on how
+much is too much, and with steps that are larger it misses limits that a smaller one meets; with finer ones it takes
+longer to say that nothing fits."""
+
+_SMALLER = 6
+"""Smaller limits that are tried. Guessed, a guard of planning time: each is a search."""
 
 _LEAST = 1 / 64
 """The share of what a device may hold that they may take at least: in more parts, other values are in the way.
@@ -211,10 +222,33 @@ def partition(
     erase_marks(module)
     search = LayoutSearch(prepared(module, setting), setting)
     program = _best(search, named, incumbent)
-    return _finished(module, program, program.search.fitting(program.found))
+    if program.fits or setting.policy.memory is None:
+        return _finished(module, program, program.search.fitting(program.found))
+    return _finished(module, *_below(search, program, named))
 
 
-def _finished(module: ir.Operation, program: Program, fitting: Sequence[PartitionedProgram]) -> Partitioned:
+def _below(search: LayoutSearch, program: Program, named: Collection[Mark]) -> tuple[Program, Trials]:
+    """The first program of those that are found for smaller limits which keeps within the limit, and its trials that
+    do. The smaller limits are the same ones for all requests, so that what is said to be the least is found again.
+
+    Raises:
+        MemoryLimitError: there is none.
+    """
+    limit, least = search.setting.limit, program.least.peak
+    first = math.floor(math.log(limit, _FINER))
+    for power in range(first, first - _SMALLER, -1):
+        try:
+            program = _best(search.within(_FINER**power), named, math.inf)
+        except MemoryLimitError:  # arguments and results alone hold more
+            break
+        fitting = [trial for trial in program.found if trial.peak.total <= limit and not trial.is_forgotten]
+        if fitting:
+            return program, fitting
+        least = min(least, program.least.peak, key=lambda peak: peak.total)
+    raise too_large(least, limit)
+
+
+def _finished(module: ir.Operation, program: Program, fitting: Trials) -> Partitioned:
     """Rewrites a module as the best of some trials of a program says."""
     before = None if program.what is None and not program.blocked else _stage(program.search.graph)
     report, choices = finished(module, program.search, fitting)

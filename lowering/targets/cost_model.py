@@ -104,9 +104,10 @@ class CostModel:
     With bandwidth 1 the unit of time is a byte on the wire. The default `flop` is that of accelerators (400 TFLOP/s
     beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
 
-    Products and convolutions never repeat work on several devices that the axes of their operands and results share
-    out, and do no more per device in a plan for the whole program (`layouts="global"`) than op by op. Where memory has
-    no price, other ops may repeat two hundredths of what all do. With `repeat_work` all may, where that costs less.
+    Where memory has a price, time is what a plan takes in all, and any op may repeat on several devices what these
+    could share out, where that takes less than sending. Where it has none, products and convolutions never do, and do
+    no more per device in a plan for the whole program (`layouts="global"`) than op by op; other ops may repeat two
+    hundredths of what all do. With `repeat_work` all may, where that costs less.
 
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes. The major part of an
@@ -116,7 +117,8 @@ class CostModel:
         latency: seconds per hop from device to device, of all axes or by axis name.
         flop: seconds per operation of a device; a multiplication with an addition is one.
         bandwidth: bytes per second that a device sends, by axis name.
-        repeat_work: whether products and convolutions may be repeated, and other ops without bound.
+        repeat_work: whether products and convolutions may be repeated, and other ops without bound, though memory has
+            no price.
         start: seconds that every collective takes beside, of all axes or by axis name.
         memory: seconds per byte that a device reads from its memory or writes to it. Ops take that long at least; what
             compilers fuse is not read or written.
@@ -174,6 +176,12 @@ class CostModel:
         is_free = not any([*numbers_of(self.latency), *numbers_of(self.start), *self._copies])
         rates = {self.moved, *numbers_of(self.bandwidth)}
         object.__setattr__(self, "is_default", is_free and not self.torus and rates <= {1.0})
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether work may be repeated on several devices where that costs less than sending: what it takes is known,
+        or the user says so."""
+        return self.repeat_work or self.memory > 0
 
     @classmethod
     def of_platform(cls, platform: str) -> CostModel:

@@ -33,7 +33,7 @@ from sdy_jax.ir.operations import (
     main_function,
     module_meshes,
     post_order,
-    referenced_functions,
+    references,
     replace_op,
 )
 from sdy_jax.ir.shardings import TensorSharding
@@ -494,8 +494,12 @@ def _keep_reached(module: ir.Operation) -> None:
     known = functions(module)
     if not known:
         return
-    main = main_function(module)
-    reached = {main, *referenced_functions(main, module)}
+    waiting = [main_function(module)]
+    reached = set(waiting)
+    while waiting:
+        called = {known[name] for name in references(waiting.pop()) if name in known} - reached
+        reached |= called
+        waiting += called
     for function in known.values():
         if function not in reached:
             function.erase()

@@ -6,6 +6,7 @@ See docs/explanation/planner.md#candidates and docs/explanation/planner.md#what-
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ candidates that waste work; with 0, 197 tokens stay whole."""
 class Candidate(NamedTuple):
     """A candidate of a node of the model, an op or what has no strategy, such as an edge: the numbers of the layouts of
     operands, then results; its time; the operations that one device performs; what its strategy sends; the strategy;
-    and of its time, that of a device's own work. The plan makes a `Decision` of the one that is chosen for an op."""
+    of its time, that of a device's own work; and whether it repeats work of a product that the baseline shares out. The
+    plan makes a `Decision` of the one that is chosen for an op."""
 
     layouts: tuple[int, ...]
     cost: float
@@ -61,6 +63,7 @@ class Candidate(NamedTuple):
     inside: tuple[InsideCollective, ...] = ()
     strategy: Strategy | None = None
     work: float = 0.0
+    repeats: bool = False
 
 
 def every_candidate(
@@ -288,7 +291,9 @@ class OpCandidates:
         key = kind, layouts, decision.inside, carried, sends
         if key not in self._candidates:
             own = self._own_candidate(kind, decision, layouts)
-            found = _ordered(own, self._every_candidate(kind, carried), kind.multiplies and not self._costs.repeat_work)
+            found = _ordered(own, self._every_candidate(kind, carried), kind.multiplies)
+            if not self._costs.may_repeat:
+                found = [candidate for candidate in found if not candidate.repeats]
             self._candidates[key] = [self._with_sent(op, candidate) for candidate in found] if sends else found
         return self._candidates[key]
 
@@ -339,14 +344,14 @@ class OpCandidates:
         yield from dict.fromkeys(found for found in sets if found)
 
 
-def _ordered(own: Candidate, every: Sequence[Candidate], capped: bool) -> list[Candidate]:
-    """The baseline's candidate first; without those that do more work than it, for ops whose work may not be repeated:
-    padding may add a little."""
+def _ordered(own: Candidate, every: Sequence[Candidate], multiplies: bool) -> list[Candidate]:
+    """The walk's candidate first; last those that do more work than it, for products: padding may add a little."""
     alike = next((candidate for candidate in every if candidate.layouts == own.layouts), own)
     first = alike if alike.cost < own.cost else own
-    most = max(first.operations, own.operations)
-    others = (candidate for candidate in every if candidate.layouts != own.layouts)
-    return [first, *(candidate for candidate in others if not capped or candidate.operations <= most * _PADDED_WORK)]
+    most = _PADDED_WORK * max(first.operations, own.operations) if multiplies else math.inf
+    others = [candidate for candidate in every if candidate.layouts != own.layouts]
+    sharing = [candidate for candidate in others if candidate.operations <= most]
+    return [first, *sharing, *(each._replace(repeats=True) for each in others if each.operations > most)]
 
 
 def is_inexact(value: Value) -> bool:

@@ -107,6 +107,18 @@ class PlanningProblem:
         """What a choice saves of what the baseline's costs."""
         return self.model.cost(self.start) - self.model.cost(chosen) if chosen != self.start else 0.0
 
+    def leave_out_repeated_work(self) -> dict[int, list[Candidate]]:
+        """Leaves nodes the candidates that repeat no work of products, which come first; those that had others, with
+        all that they had."""
+        every, left = dict[int, list[Candidate]](), dict[int, list[Candidate]]()
+        for number, node in enumerate(self.model.nodes):
+            if node.candidates[-1].repeats:
+                every[number] = node.candidates
+                if id(node.candidates) not in left:  # nodes share their lists
+                    left[id(node.candidates)] = [candidate for candidate in node.candidates if not candidate.repeats]
+                node.candidates = left[id(node.candidates)]
+        return every
+
     def number(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
         return self.values.setdefault(value, FREE)
@@ -194,7 +206,7 @@ def planning_problem(
     model = ProgramModel(Prices(table, costs, price, setting.target.arrays, setting.memo))
     program = PlanningProblem(graph, placed.layouts, table, atoms, model)
     _Builder(program, setting, border).read()
-    if costs.flop and not (costs.memory or costs.repeat_work):
+    if costs.flop and not costs.may_repeat:
         program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
     return program
 

@@ -38,9 +38,8 @@ class MemoryBudget(NamedTuple):
     """What a program may hold.
 
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `worth`: the share of a
-    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send little more than
-    the baseline, where that fits, and only to save time: a model of time says what it saves, but not what it costs
-    others on the links. `incumbent`: the cost of a program that fits.
+    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send more than the
+    baseline, where that fits, only to save time. `incumbent`: the cost of a program that fits.
     """
 
     limit: float

@@ -34,10 +34,9 @@ from sdy_jax.shardy.propagation.data_flow import is_data_flow
 _SAME = 1 + 1e-9
 """Given: times and bytes are sums of floats, whose rounding is no difference."""
 
-_BYTES_FOR_TIME = 0.5
-"""The share of its bytes that a program may send more, where that saves it twice this share of its time. Guessed: with
-none, steps of an ODE's solver on 2 x 4 chips of v5e kept a state of 4097 numbers split, for 8 percent fewer bytes and
-2.2 of the time that libtpu states (2026-11); with much, bytes are paid for latencies that others hide."""
+_AS_FAST = 0.99
+"""The share of another program's time from which on one counts as taking as long. Given: by the order of what is asked
+for, time within a hundredth, then bytes."""
 
 PerOp = NDArray[np.float64]
 """A number per op of the program before it is partitioned."""
@@ -101,15 +100,17 @@ class PartitionedProgram:
         return sum([record.wire_bytes * record.estimated_times for record in self.placed.report.collectives])
 
     def sends_too_much_beside(self, other: PartitionedProgram) -> bool:
-        """Whether a device sends more bytes than by another plan, and more than the time that this saves is worth."""
-        if self.sent <= other.sent * _SAME:
-            return False
-        saved = max(0.0, 1 - self.exposed / other.exposed) if other.exposed else 0.0
-        return self.sent > other.sent * (1 + _BYTES_FOR_TIME * saved) * _SAME
+        """Whether a device sends more bytes than by another plan, and that saves no time."""
+        return self.sent > other.sent * _SAME and self.exposed > _AS_FAST * other.exposed
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether its copy of the program is gone."""
+        return not hasattr(self, "placed")
 
     def forget(self) -> None:
         """Keeps what it costs and holds, and lets the copy of the program go."""
-        if hasattr(self, "placed"):
+        if not self.is_forgotten:
             _ = self.cost, self.exposed, self.sending, self.sent, self.live
             self.peak = replace(self.peak, live=(), at=())
             for graph in (self.placed.graph, self.placed.partitioned):

@@ -478,7 +478,7 @@ class LayoutReasons:
         """What products and convolutions would save if they might do more work than op by op; empty where that is
         little, or nothing."""
         costs = self.seen.costs
-        if costs.repeat_work:
+        if costs.may_repeat:
             return ""
         free = self._modelled(replace(costs, repeat_work=True), ())
         return saved_by_repeating(self.seen, self._best, free, self._prices)

@@ -179,3 +179,27 @@ def test_other_work_is_repeated_as_long_as_it_is_little_in_all(steps, repeats):
     said = "the program does no more work in all than op by op; with CostModel(repeat_work=True)"
     plan = sdy.partition(function, mesh=LINE, costs=sdy.CostModel(), **shardings).plan(*args)
     assert (said in str(plan)) is not repeats
+
+
+@pytest.mark.parametrize("machine", ["tpu v5e", "h100"])
+def test_a_short_chain_of_small_products_is_gathered_once_and_computed_by_all(machine):
+    """Where time is what is known, and each product would wait for others."""
+
+    def chain(a):
+        for _ in range(4):
+            a = jnp.tanh(a @ a)
+        return a
+
+    a = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 8
+    costs = sdy.CostModel.of_machine(machine, PLANE)
+    options = {"mesh": PLANE, "in_shardings": P(*PLANE.axis_names), "out_shardings": P(), "costs": costs}
+    planned, gathered = (sdy.partition(f, **options) for f in (chain, lambda a: a * 1.0))
+    assert planned.plan(a).wire_bytes == gathered.plan(a).wire_bytes
+    np.testing.assert_allclose(planned(a), chain(jnp.asarray(a)), rtol=1e-5, atol=1e-6)
+
+
+def test_large_products_repeat_nothing():
+    a = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
+    costs = sdy.CostModel.of_machine("tpu v5e", PLANE)
+    plan = plan_of(lambda a: a @ a @ a, a, mesh=PLANE, in_shardings=P(*PLANE.axis_names), costs=costs)
+    assert plan.repeated_flops == 0

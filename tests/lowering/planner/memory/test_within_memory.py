@@ -202,3 +202,21 @@ def test_what_a_compiler_hides_is_not_held_instead():
     assert plan.memory.peak < 2 * stack
     assert plan.wire_bytes > 3 * stack * GATHERED  # once in each pass, and gradients
     assert plan.time.hidden > plan.time.communication / 4
+
+
+def attended_pages(q, keys, values, table):
+    """One token of attention over the pages of a cache."""
+    k, v = (pool[table].reshape(8, 40, 4, 16) for pool in (keys, values))
+    return jnp.einsum("bhk,bkhd->bhd", jax.nn.softmax(jnp.einsum("bhd,bkhd->bhk", q, k)), v)
+
+
+@pytest.mark.more("several searches")
+def test_a_limit_is_met_that_a_smaller_one_meets():
+    """The search for a limit frees as much as is too much: for this one it ends above it, for a smaller one below."""
+    pool, rows = P("x", None, "y"), P("x", "y")
+    pages, tokens = jax.ShapeDtypeStruct((40, 8, 4, 16), np.float32), jax.ShapeDtypeStruct((8, 4, 16), np.float32)
+    arguments = tokens, pages, pages, jax.ShapeDtypeStruct((8, 5), np.int32)
+    options = {"mesh": PLANE, "in_shardings": (rows, pool, pool, P("x")), "out_shardings": rows}
+    memory = sdy.partition(attended_pages, **options).plan(*arguments).memory
+    limit = memory.peak - 0.4 * memory.temporaries
+    assert sdy.partition(attended_pages, **options, memory=limit).plan(*arguments).memory.peak <= limit

