@@ -16,12 +16,12 @@ def words(array):
     return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
 
 
-def assert_stages_run(run, *arguments):
+def assert_stages_run(run, *arguments, stages=STAGES):
     """Each stage of the plan, printed, read and run on the arrays that the function itself would be run on."""
     plan = run.plan(*arguments)
     expected = list(map(words, jax.tree.leaves(run(*arguments))))
     given = [*plan.program.constants, *map(words, jax.tree.leaves(arguments))]
-    for stage in STAGES:
+    for stage in stages:
         again = sdy.partition(sdy.loads(plan.mlir(stage)))
         found = jax.tree.leaves(again(*given))
         for ours, wanted in zip(found, expected, strict=True):
