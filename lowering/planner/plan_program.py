@@ -391,10 +391,8 @@ def _in_loops(program: Program, graph: Graph, chosen: _Chosen, rewrite: Rewrite)
     what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
     for each, cut in chosen:
         run_in_parts(each.group, cut, rule_of)
-    search, blocked = (
-        program.search.of(erase_dead_code(Graph(graph.module)), program.incumbent),
-        (*program.blocked, *what),
-    )
+    search = program.search.of(erase_dead_code(Graph(graph.module)), program.incumbent)
+    blocked = (*program.blocked, *what)
     return Program(search, program.what, blocked=blocked, rewrites=program.after(rewrite), incumbent=program.incumbent)
 
 

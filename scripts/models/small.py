@@ -11,8 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+import sdy_jax as sdy
+
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 F32 = jnp.float32
 
 
@@ -247,3 +251,13 @@ def programs(sizes: tuple[int, ...] = SIZES) -> Iterator[tuple[str, Small]]:
         for size in sizes:
             small = make(size)
             yield f"{small.name} {size}", small
+
+
+def costs_of(name: str) -> sdy.CostModel | None:
+    """The rates of a machine on the mesh; of `cpu`, the mesh's own."""
+    return None if name == "cpu" else sdy.CostModel.of_machine(name, MESH)
+
+
+def cost(plan: sdy.Plan) -> float:
+    """What a plan costs by its own model: bytes, with the worth of work, or seconds beside what is hidden."""
+    return plan.layouts.exposed if plan.layouts is not None else plan.time.total

@@ -371,24 +371,20 @@ def count_text(count: int) -> str:
 
 def bytes_text(count: float) -> str:
     """`512 B`, `24.0 KiB`, `1.5 MiB`."""
-    if count < _KIBI:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= _KIBI
-        if count < _KIBI:
-            return f"{count:.1f} {unit}"
-    return f"{count / _KIBI:.1f} TiB"
+    return _in_units(count, _KIBI, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def flops_text(count: float) -> str:
     """`512 flop`, `2.1 Mflop`, `13.0 Gflop`."""
-    if count < _KILO:
-        return f"{count:.0f} flop"
-    for unit in ("kflop", "Mflop", "Gflop"):
-        count /= _KILO
-        if count < _KILO:
-            return f"{count:.1f} {unit}"
-    return f"{count / _KILO:.1f} Tflop"
+    return _in_units(count, _KILO, ("flop", "kflop", "Mflop", "Gflop", "Tflop"))
+
+
+def _in_units(count: float, step: int, units: Sequence[str]) -> str:
+    """A count in the first unit, as an integer, or in the first one, or else the last, in which it is below a step."""
+    number = 0
+    while count >= step and number < len(units) - 1:
+        count, number = count / step, number + 1
+    return f"{count:.1f} {units[number]}" if number else f"{count:.0f} {units[0]}"
 
 
 def seconds_text(amount: float) -> str:

@@ -53,10 +53,7 @@ class ShardedOp:
         if self._is_compatible(tensors):
             return None
         axes = self._moved_to_batches(self._chosen(tensors))
-        return tuple(
-            self._with_axes(axes, index, None if sharding is None else sharding)
-            for index, sharding in enumerate(self.shardings)
-        )
+        return tuple(self._with_axes(axes, index, sharding) for index, sharding in enumerate(self.shardings))
 
     def _projected(self) -> list[TensorProjection]:
         return [
