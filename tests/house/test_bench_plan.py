@@ -45,18 +45,18 @@ ROWS = {"8": [0.5, 2.0, 8.0, 32.0], "2x4": [1.0, 4.0, 16.0, 96.0], "2x2x2": [5.0
 
 def test_structures_that_take_too_long_to_plan() -> None:
     times = [(3.0, 1.5, 4), (5.0, 9.0, 4), (7.0, 2.1, 10), (8.0, math.inf, 10)]
-    rows = [rows.Planned("a step", plan, jit, most) for plan, jit, most in times]
-    assert [row.is_late for row in rows] == [False, True, True, False]
+    planned = [rows.Planned("a step", plan, jit, most) for plan, jit, most in times]
+    assert [row.is_late for row in planned] == [False, True, True, False]
 
 
 def test_goals_of_planning_time_that_are_missed() -> None:
     layers, compiled = [1, 4, 16, 64], [2.0, 8.0, 32.0, 90.0]
-    rows = [
+    planned = [
         planning_time.Row(mesh, *numbers)
-        for mesh, planned in ROWS.items()
-        for numbers in zip(layers, planned, compiled, strict=True)
+        for mesh, times in ROWS.items()
+        for numbers in zip(layers, times, compiled, strict=True)
     ]
-    assert list(planning_time.missed(rows)) == [
+    assert list(planning_time.missed(planned)) == [
         "2x4, 64 layers: 1.07 of XLA's time; at most 1",
         "2x4: a layer takes 1.67 times as long among many as among few; at most 1.5",
     ]

@@ -1,4 +1,5 @@
-"""Steps of one token, weights by heads: all latency. At most as many collectives as `jax.jit` runs, and its bytes."""
+"""Steps of one token, weights by heads: all latency. At most as many collectives as `jax.jit` runs, and its bytes, but
+where sending more takes less time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +36,7 @@ ROWS = [(place, name) for place in PLACES for name in STEPS if (place, name) != 
 
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize(("place", "name"), ROWS)
-def test_no_more_collectives_or_bytes_than_jit(place, name, constrained):
+def test_no_more_collectives_or_bytes_than_jit_but_for_time(place, name, constrained):
     axes, rules = PLACES[place]
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     layout = Layout(mesh, rules, constrained)
@@ -54,8 +55,9 @@ def test_no_more_collectives_or_bytes_than_jit(place, name, constrained):
         assert ours.count <= jits.count and ours.wire_bytes <= jits.wire_bytes
     assert ours.count <= 1.4 * jits.count and ours.wire_bytes <= 1.06 * jits.wire_bytes
     for machine in ("tpu v5e", "h100"):
-        plan = sdy.partition(step.run, mesh=mesh, costs=sdy.CostModel.of_machine(machine, mesh), **options).plan(
-            *step.arguments
-        )
+        options["costs"] = sdy.CostModel.of_machine(machine, mesh)
+        plan = sdy.partition(step.run, mesh=mesh, **options).plan(*step.arguments)
         assert sum(one.times for one in plan.collectives if one.wire_bytes) <= jits.count
-        assert plan.wire_bytes <= jits.wire_bytes
+        if plan.wire_bytes > jits.wire_bytes:
+            around_stated = sdy.partition(step.run, mesh=mesh, layouts="local", **options).plan(*step.arguments)
+            assert plan.time.total < around_stated.time.total

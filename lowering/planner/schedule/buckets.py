@@ -401,6 +401,11 @@ _SHARE_OF_MEMORY = 1 / 8
 """The share of what a device holds that a bucket's blocks may have. Guessed: with more, a bucket becomes what is
 largest in memory; with less, latency is paid more often."""
 
+_SHARE_OF_DEVICE = 1 / 1024
+"""The share of what a device may hold that a bucket's blocks may have in any program. Measured (2026-11, decoding
+steps of four small layers by the prices of H100s): without, what programs of some MiB gather stays apart, and takes
+1.06 of the time of layouts that gather nothing, for 0.93 with it. Large programs come to more by the other share."""
+
 _BLOCKS = 4
 """The bytes of the blocks of a bucket of stated size, over what it sends: none has more. Guessed: gathered blocks are
 larger than what is sent by the group's size, and should not be held all at once."""
@@ -438,7 +443,8 @@ def combine_collectives(
         return None
     before = held()
     peak, live = before.total, {id(op): size + before.total - before.bytes for op, size in before.at}
-    bucket = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
+    bucket = max(_SHARE_OF_MEMORY * peak, _SHARE_OF_DEVICE * setting.available)
+    bucket = bucket if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
         copy = Graph(copied(placed.module))
