@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.jax_primitives import primal_of
 from sdy_jax.base.jax_tracing import tiles_of, weakly_typed
-from sdy_jax.errors import SdyError
+from sdy_jax.ir.device_orders import can_express, in_order_of, rewritten
 from sdy_jax.ir.jax_shardings import (
     AnyMesh,
     explicit_axes,
@@ -30,7 +31,7 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.parsers import parse_sharding
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.validity import verify_sharding
-from sdy_jax.runtime.devices import can_express, in_order_of, on_devices_of, rewritten
+from sdy_jax.runtime.devices import on_devices_of
 from sdy_jax.runtime.meshes import RefinedMesh, auto_mesh, in_place_of_context
 
 # Arrays as the per-device function has them: key arrays are words, and no type is weak.

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Any, TypedDict
 
 import jax
@@ -16,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.device_orders import block_indices, cuts_at, groups_of_axes
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
-from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis, axes_size
+from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.shardings import TensorSharding
 
 # In which forms a compiler takes collectives, and some other ops, best.
@@ -110,15 +110,7 @@ class RefinedMesh:
     @classmethod
     def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = (), forms: Forms = Forms()) -> RefinedMesh:
         """The coarsest refinement in which each of `axes` is a product of atoms."""
-        bounds = {axis.name: {1, axis.size} for axis in mesh.axes}
-        for ref in axes:
-            bounds[ref.name] |= {ref.pre_size, ref.next_pre_size(mesh)}
-        cuts = []
-        for axis in mesh.axes:
-            edges = sorted(bounds[axis.name])
-            pieces = tuple((lo, hi // lo) for lo, hi in pairwise(edges))
-            cuts.append(pieces or ((1, 1),))
-        return cls(mesh, tuple(cuts), forms=forms)
+        return cls(mesh, cuts_at(axes, mesh), forms=forms)
 
     def with_meshes(self, meshes: Mapping[str, Mesh]) -> RefinedMesh:
         """Knows those of a module's meshes whose devices are this mesh's in another order."""
@@ -232,29 +224,6 @@ def _atom_name(atom: AxisRef) -> str:
     if atom.sub_axis is None:
         return atom.name
     return f"{atom.name}.{atom.sub_axis.pre_size}.{atom.sub_axis.size}"
-
-
-def coordinates(axis: AxisRef, mesh: Mesh) -> np.ndarray:
-    """The coordinate along `axis` of each position of `mesh` (row-major), shape `[mesh.size]`."""
-    sizes = tuple(a.size for a in mesh.axes)
-    full = np.unravel_index(np.arange(mesh.size), sizes)[mesh.positions[axis.name]]
-    return (full // (mesh.sizes[axis.name] // axis.next_pre_size(mesh))) % axis.size(mesh)
-
-
-def block_indices(axes: Sequence[AxisRef], mesh: Mesh) -> np.ndarray:
-    """Which block of a dimension split by `axes` (major to minor) each position of `mesh` owns, shape `[mesh.size]`."""
-    index = np.zeros(mesh.size, dtype=np.int64)
-    for axis in axes:
-        index = index * axis.size(mesh) + coordinates(axis, mesh)
-    return index
-
-
-def groups_of_axes(axes: Sequence[AxisRef], mesh: Mesh) -> np.ndarray:
-    """The groups of positions of `mesh` that differ only along `axes`, which number the members (first axis major).
-
-    Shape `[groups, members]`; groups are in the order of their first members.
-    """
-    return np.argsort(block_indices(axes, mesh), kind="stable").reshape(axes_size(axes, mesh), -1).T
 
 
 # The mesh of a partitioned function as a user gives it, and whether arrays lie on its devices.

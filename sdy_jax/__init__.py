@@ -66,8 +66,8 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from sdy_jax.base.version import __version__ as __version__
 from sdy_jax.cli import extensions as _extensions  # noqa: F401 - says which rooms offer what others call
-from sdy_jax.version import __version__ as __version__
 
 if _TYPE_CHECKING:
     from sdy_jax import dialect, errors, passes, shard, testing

@@ -12,7 +12,6 @@ can be differentiated, batched and jitted.
     jax.shard_map(body, mesh=mesh, in_specs=P("data", "model"), out_specs=P("data", "model"))
 """
 
-from sdy_jax.ir import locations  # noqa: F401  (source lines are those of the caller)
 from sdy_jax.mesh_dialects.local_program import run_local
 from sdy_jax.mesh_dialects.python.collectives import (
     all_gather,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.ir.custom_ops import ASKED, PARTITIONED, CustomOp, Placed, Share, function_of
 from sdy_jax.ir.graph import Op

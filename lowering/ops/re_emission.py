@@ -25,8 +25,8 @@ from jax.extend.mlir.dialects import func
 from jax.extend.source_info_util import NameStack, current_name_stack
 from jax.interpreters import batching, mlir
 
+from sdy_jax.base.errors import InternalError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.errors import InternalError, UnsupportedError
 from sdy_jax.ir.attributes import REDUCTION, reduction_attributes
 from sdy_jax.ir.call_stacks import CallFrame, CallStack, call_stack, called_through, callers, inside_of
 from sdy_jax.ir.collectives import REDUCING

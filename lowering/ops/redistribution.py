@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import InternalError
+from sdy_jax.base.errors import InternalError
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.re_emission import scope_name

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax.extend.mlir import ir
 
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.extensions import registered
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, CollectiveSummary
 from sdy_jax.ir.custom_ops import Share, StatedWork, stated_work

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import MemoryLimitError
+from sdy_jax.base.errors import MemoryLimitError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
 from sdy_jax.ir.operations import copied, replace_contents

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.base.errors import InternalError, ShardingError
 from sdy_jax.ir.collectives import BY_STRIPS, FLAT, SdyCollective
+from sdy_jax.ir.device_orders import common_part, hold_the_same
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, merge_neighbours, set_difference
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of, refined
 from sdy_jax.lowering.reshard.solution import priced, solved
 from sdy_jax.lowering.targets.axis_rates import with_cuts
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.runtime.devices import common_part, hold_the_same
 
 # A reshard as a plan: its collectives in order, what they send, and their time.
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from sdy_jax.errors import InternalError
+from sdy_jax.base.errors import InternalError
 
 # Plans of strips as data: how operands are split, what result shards want, what is copied and what is sent.
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import bytes_text, flops_text
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.parsers import parse_axis

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_parts, numbers_of, of_axis, part_name

@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import explained, write_whole
-from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.rates import Link, rate, wire_bytes
 from sdy_jax.runtime.devices import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from sdy_jax.errors import InternalError
+from sdy_jax.base.errors import InternalError
 
 # What devices rearrange of what they send and receive, where arrays lie in tiles.
 #

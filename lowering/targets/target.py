@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import jax
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.lowering.targets.family import Arrays, Collectives, Compiler, Family, Machine, Order
 from sdy_jax.lowering.targets.gpu import GPU

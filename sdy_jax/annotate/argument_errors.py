@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from sdy_jax.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, with_article
+from sdy_jax.base.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, with_article
 from sdy_jax.ir.jax_shardings import long_dtype_name
 
 _SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"

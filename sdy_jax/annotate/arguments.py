@@ -26,7 +26,7 @@ from sdy_jax.annotate.argument_errors import (
     no_specification,
     other_tree,
 )
-from sdy_jax.errors import ArgumentError, ShardingError, with_article
+from sdy_jax.base.errors import ArgumentError, ShardingError, with_article
 from sdy_jax.ir.jax_shardings import (
     AnyMesh,
     auto_mesh_of,

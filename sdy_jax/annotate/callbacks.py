@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 from sdy_jax.annotate.jaxprs import Rewriting
 from sdy_jax.annotate.primitives import with_own_widths
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.errors import ArgumentError, ShardingError, UnsupportedError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.base.jax_primitives import (
     CALLBACKS,
@@ -30,7 +31,6 @@ from sdy_jax.base.jax_primitives import (
     has_ordered,
     inspect_sharding_p,
 )
-from sdy_jax.errors import ArgumentError, ShardingError, UnsupportedError, with_article
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, Callback, call_function
 from sdy_jax.ir.jax_shardings import array_text, has_sub_axes
 from sdy_jax.ir.shardings import TensorSharding

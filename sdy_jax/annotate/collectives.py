@@ -17,8 +17,8 @@ from sdy_jax.annotate.constraints import sharding_here, stated_here
 from sdy_jax.annotate.primitives import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, current_mesh, emission
 from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
+from sdy_jax.base.errors import ParseError, ShardingError
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.ir.attributes import sharding_attributes
 from sdy_jax.ir.collectives import PER_DIMENSION, SdyCollective, verify_own_attributes
 from sdy_jax.ir.meshes import Axes, AxisRef, quoted

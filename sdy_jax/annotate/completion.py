@@ -18,7 +18,7 @@ from sdy_jax.annotate.constraints import BORDER, EDGE
 from sdy_jax.annotate.jaxprs import Rewriting
 from sdy_jax.annotate.site import Site, create, emission
 from sdy_jax.annotate.specs import PARTITION, padded, resolve
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import (
     reduction_attributes,
     sharding_attributes,

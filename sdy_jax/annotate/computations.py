@@ -21,9 +21,9 @@ from sdy_jax.annotate.constraints import sharding_constraint_p, sharding_here, s
 from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.site import Site, current_mesh, emission, traced_manual_axes
 from sdy_jax.annotate.specs import PARTITION, Stated, specification, with_dimension
+from sdy_jax.base.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.base.jax_lowering import lower_region
-from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.attributes import shardings_to_attribute
 from sdy_jax.ir.jax_shardings import mesh_from_jax
 from sdy_jax.ir.locations import STRICT

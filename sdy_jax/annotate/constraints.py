@@ -29,9 +29,9 @@ from sdy_jax.annotate.specs import (
     stated,
     with_dimension,
 )
+from sdy_jax.base.errors import ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.base.jax_tracing import shard_alike_p
-from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.ir.attributes import sharding_attributes
 from sdy_jax.ir.graph import WRITTEN
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax, own_type, typed_part

@@ -15,8 +15,8 @@ from jax.interpreters import ad, mlir
 from sdy_jax.annotate import primitives
 from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.base.errors import ParseError, SdyError, ShardingError
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ParseError, SdyError, ShardingError
 from sdy_jax.ir.attributes import rule_to_attribute
 from sdy_jax.ir.custom_ops import TARGET, WHOLE, CustomOp, StatedWork, call_function
 from sdy_jax.ir.parsers import parse_rule

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_map_with_path
 
 from sdy_jax.annotate.arguments import SpecRule, match_prefix
+from sdy_jax.base.errors import ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
 

@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, S
 
 from sdy_jax.annotate.primitives import with_own_widths
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_primitives import (
     BATCH_DIMENSIONS,
     check_p,
@@ -30,7 +31,6 @@ from sdy_jax.base.jax_primitives import (
     sharding_rule_of,
 )
 from sdy_jax.base.jax_tracing import effects_on_axes, mapped_axes, spec_on
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.custom_ops import PARTITIONED, TARGET, CustomOp, Placed, Specs, StatedWork, call_function
 from sdy_jax.ir.jax_shardings import AnyMesh, entry_names, own_type

@@ -26,8 +26,8 @@ from sdy_jax.annotate.dimension_names import (
     spec_of,
     stated_specs,
 )
+from sdy_jax.base.errors import ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ShardingError, with_article
 
 # Specifications by size: each large parameter split along its largest dimension that can be.
 

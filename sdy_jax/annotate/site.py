@@ -15,40 +15,12 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.errors import ArgumentError, ShardingError
-from sdy_jax.ir.attributes import mesh_to_attribute
+from sdy_jax.base.errors import ArgumentError, ShardingError
 from sdy_jax.ir.collectives import SdyCollective
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes
 from sdy_jax.ir.locations import caller_line
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.operations import body_of, module_meshes
-
-# The meshes that a module declares.
-
-
-def declare_mesh(module: ir.Operation, mesh: Mesh, symbols: ir.SymbolTable | None = None) -> str:
-    """The symbol of a mesh in a module; an `sdy.mesh` at its beginning is added if there is none for it.
-
-    Args:
-        module: the module.
-        mesh: the mesh.
-        symbols: the module's symbol table, where someone keeps one, so that it learns of the new name.
-    """
-    known = next((name for name, own in module_meshes(module).items() if own == mesh), None)
-    if known is not None:
-        return known
-    context = module.context
-    symbols = symbols or ir.SymbolTable(module)  # before the new op is there, so that it gives way
-    attributes = {"sym_name": ir.StringAttr.get("mesh", context), "mesh": mesh_to_attribute(mesh, context)}
-    op = ir.Operation.create(
-        "sdy.mesh",
-        attributes=attributes,
-        loc=ir.Location.unknown(context),
-        ip=ir.InsertionPoint.at_block_begin(body_of(module)),
-    )
-    name = symbols.insert(op)
-    return str(ir.StringAttr(name).value)
-
+from sdy_jax.ir.new_ops import declare_mesh
 
 # The partition that is being traced or lowered: inside of one annotations have effects, elsewhere they are
 # identities.

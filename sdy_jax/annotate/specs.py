@@ -18,13 +18,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sdy_jax.annotate.argument_errors import no_sharding_text
 from sdy_jax.annotate.arguments import AUTO, Leaf
 from sdy_jax.annotate.site import Site
-from sdy_jax.errors import ParseError, ShardingError
+from sdy_jax.base.errors import ParseError, ShardingError
+from sdy_jax.ir.device_orders import can_express, in_order_of, rewritten, same_devices
 from sdy_jax.ir.jax_shardings import AnyMesh, entry_names, from_partition_spec, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.parsers import parse_sharding
 from sdy_jax.ir.shardings import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
 from sdy_jax.ir.validity import verify_sharding
-from sdy_jax.runtime.devices import can_express, in_order_of, on_devices_of, rewritten, same_devices
+from sdy_jax.runtime.devices import on_devices_of
 
 Stated = PartitionSpec | NamedSharding | TensorSharding
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 
 # Writing files so that there is the old one or the new one at any time, whatever fails meanwhile.
 #

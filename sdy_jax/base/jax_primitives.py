@@ -39,7 +39,7 @@ from jax.extend.core import (
 from jax.extend.mlir import ir
 from jax.interpreters import ad, batching, mlir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 
 # Primitives of which jax makes others before it lowers a function, where ours hold some of them.
 #

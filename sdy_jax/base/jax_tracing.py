@@ -25,9 +25,9 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.jax_calls import in_silence, jit, loudly
 from sdy_jax.base.jax_lowering import listed_replica_groups, lowered_in_place
-from sdy_jax.errors import SdyError
 
 # The mesh and the settings in context, which decide what jit traces again.
 #

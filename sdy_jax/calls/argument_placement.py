@@ -16,11 +16,11 @@ from jax.tree_util import PyTreeDef
 from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf, match_prefix
 from sdy_jax.annotate.specs import PARTITION, resolve
 from sdy_jax.annotate.trees import as_prefix, by_argument
+from sdy_jax.base.errors import DeletedArrayError, ShardingError, UnsupportedError
 from sdy_jax.base.jax_calls import PASSES_DONATED, delete_donated
 from sdy_jax.calls.arguments import Arguments, StaticParameters, Statics
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall
-from sdy_jax.errors import DeletedArrayError, ShardingError, UnsupportedError
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, mesh_from_jax
 from sdy_jax.ir.locations import users_stack_level
 from sdy_jax.ir.meshes import axes_size

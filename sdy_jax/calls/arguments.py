@@ -15,8 +15,8 @@ from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.argument_errors import unhashable
 from sdy_jax.annotate.arguments import Leaf, Parameters, Spec, abstracted, function_signature
+from sdy_jax.base.errors import ArgumentError, with_article
 from sdy_jax.calls.planned_call import PlannedCall
-from sdy_jax.errors import ArgumentError, with_article
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, sharding_in
 from sdy_jax.plan.border import BorderMove, moves_at_border
 from sdy_jax.runtime.boundary import as_specification, is_on, layout_of

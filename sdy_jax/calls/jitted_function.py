@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES, in_name_of
 from sdy_jax.annotate.trees import as_prefix
+from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.base.jax_calls import (
     CACHE_MISS,
     already_explained,
@@ -43,7 +44,6 @@ from sdy_jax.calls.planned_call import PlannedCall, View
 from sdy_jax.calls.planned_function import PlannedFunction, check_has_devices, described, with_room
 from sdy_jax.calls.processes import ComparedLowered, are_several
 from sdy_jax.calls.run_errors import explain, explained, is_of_memory, op_by_op
-from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, explicit_axes, has_sub_axes
 from sdy_jax.ir.locations import caller_line, short_source
 from sdy_jax.ir.shardings import TensorSharding

@@ -20,8 +20,8 @@ from jax.extend.mlir.dialects import stablehlo
 from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.trees import by_argument
+from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line

@@ -20,9 +20,9 @@ from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import Leaf, Parameters, Spec, abstracted, argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.base.jax_calls import jit, with_module
 from sdy_jax.base.jax_tracing import refined
-from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes, replace_op

@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf
 from sdy_jax.annotate.jaxprs import all_equations
 from sdy_jax.annotate.site import Decisions, deciding
+from sdy_jax.base.errors import MemoryLimitError, ShardingError
 from sdy_jax.base.jax_tracing import context_mesh
-from sdy_jax.errors import MemoryLimitError, ShardingError
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.cost_model import CostModel

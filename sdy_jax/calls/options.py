@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
+from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.calls.meshes import check_meshes, meshes_of
-from sdy_jax.errors import SdyError, with_article
 from sdy_jax.ir.jax_shardings import AnyMesh, bytes_of_text
 from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.targets.cost_model import CostModel

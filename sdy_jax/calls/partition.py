@@ -16,13 +16,13 @@ import jax
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import traced_manual_axes
+from sdy_jax.base.errors import ArgumentError, with_article
 from sdy_jax.base.jax_calls import CACHE_MISS, api_boundary, jit
 from sdy_jax.calls.loaded_function import prepared
 from sdy_jax.calls.meshes import mesh_with_device
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.calls.traced_function import traced_on
-from sdy_jax.errors import ArgumentError, with_article
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.cost_model import CostModel

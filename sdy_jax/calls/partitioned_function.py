@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.site import traced_manual_axes
+from sdy_jax.base.errors import SdyError, ShardingError
 from sdy_jax.base.jax_calls import api_boundary, is_run_for_its_ops, with_cache_miss
 from sdy_jax.calls.argument_placement import check_moves, deleting_donated, with_stated_shardings
 from sdy_jax.calls.arguments import Arguments
@@ -29,7 +30,6 @@ from sdy_jax.calls.processes import tell_of_failures
 from sdy_jax.calls.run_errors import explain_if_uncaught, op_by_op
 from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.calls.traced_function import traced_on
-from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.ir.jax_shardings import explicit_axes
 from sdy_jax.plan.plan import CallPlan, Plan
 from sdy_jax.runtime.devices import lowering_platform

@@ -18,6 +18,7 @@ from jax.extend.core import (
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import NamedSharding
 
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.base.jax_primitives import effects_of_checks
 from sdy_jax.base.jax_tracing import with_all_axes
@@ -25,7 +26,6 @@ from sdy_jax.calls.derivatives import Differentiable, Partition, Planned, deriva
 from sdy_jax.calls.linear_ops import Flat, place_of
 from sdy_jax.calls.processes import are_several, compare, compared
 from sdy_jax.calls.program_ops import KeptProgram, PlannedProgram, as_op
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh, in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.ir.meshes import AxisRef

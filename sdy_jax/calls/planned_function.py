@@ -26,6 +26,7 @@ from sdy_jax.annotate.computations import strict
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
 from sdy_jax.calls.arguments import Arguments, Layouts, Statics
 from sdy_jax.calls.derivatives import Partition, Planned, specs
@@ -43,7 +44,6 @@ from sdy_jax.calls.meshes import (
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.traced_function import TracedFunction, is_planned
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir import locations
 from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.plan.build import build_plan, collection_paused

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import jax
 from jax.interpreters import mlir
 
+from sdy_jax.base.errors import ProcessError, SdyError
 from sdy_jax.base.jax_calls import distributed_client
-from sdy_jax.errors import ProcessError, SdyError
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.locations import short_source
 from sdy_jax.plan.digests import collective_lines, digest

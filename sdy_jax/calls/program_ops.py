@@ -15,6 +15,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.annotate import primitives
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.base.jax_calls import mapped_results
 from sdy_jax.base.jax_lowering import (
     in_the_scope_around,
@@ -27,7 +28,6 @@ from sdy_jax.base.jax_primitives import debug_effect, keeps_region, on_checkify,
 from sdy_jax.base.jax_tracing import in_manual_axes, lowering_options, without_named_axes
 from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
 from sdy_jax.calls.linear_ops import Flat, WithTangents, in_type_of, mapped, moving_of
-from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.jax_shardings import sharding_in
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.shardings import OPEN, TensorSharding

@@ -13,11 +13,11 @@ from jax.sharding import AxisType, NamedSharding
 
 from sdy_jax.annotate.argument_errors import ClosedOverReferences
 from sdy_jax.annotate.arguments import Leaf, function_signature, is_token, match_prefix
+from sdy_jax.base.errors import ArgumentError, ShardingError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.calls.argument_placement import stated_sharding
 from sdy_jax.calls.arguments import Statics
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.errors import ArgumentError, ShardingError
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.plan.notices import warn_of
 from sdy_jax.runtime.boundary import layout_of

@@ -1,6 +1,6 @@
 """What the subcommands of `sdy-jax` do. jax is imported by them, not by the parser of arguments."""
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 
 
 class UsageError(SdyError):

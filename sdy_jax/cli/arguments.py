@@ -20,9 +20,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.arguments import AUTO
+from sdy_jax.base.errors import InternalError, SdyError
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.terminal import described_bug
-from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.ir.jax_shardings import long_dtype_name
 from sdy_jax.ir.locations import PACKAGE
 from sdy_jax.ir.meshes import Mesh

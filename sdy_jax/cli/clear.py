@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.plan.digests import FOLDER, cache_folder
 

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils, topologies
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.main import DESCRIBED, GPU, check_compiler
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, flops_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.target import device_memory

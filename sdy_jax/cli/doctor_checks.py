@@ -15,7 +15,6 @@ import numpy as np
 from jax.extend.mlir import ir, passmanager
 from jax.sharding import PartitionSpec as P
 
-from sdy_jax import passes
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.calls.load import load
 from sdy_jax.calls.partition import partition
@@ -23,6 +22,7 @@ from sdy_jax.cli import devices
 from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.ir.text.modules import new_context
 from sdy_jax.plan.digests import FOLDER, cache_folder
+from sdy_jax.shardy.passes.pipelines import run
 
 _TINY = 2.0**-1000
 """Given: what float32 has no number for."""
@@ -91,7 +91,7 @@ def _dialects(_: argparse.Namespace) -> tuple[bool, str]:
 
 
 def _passes(_: argparse.Namespace) -> tuple[bool, str]:
-    text = passes.run(_MODULE, "propagation-pipeline")
+    text = run(_MODULE, "propagation-pipeline")
     if 'stablehlo.tanh %arg0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>}' not in text:
         raise ValueError("a sharding does not propagate through an elementwise op")
     return True, "shardings propagate"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
+from sdy_jax.base.errors import SdyError
+from sdy_jax.base.version import __version__
 from sdy_jax.cli import UsageError, terminal
 from sdy_jax.cli.terminal import described_bug
-from sdy_jax.errors import SdyError
-from sdy_jax.version import __version__
 
 # Platforms whose devices need not be there to compile for them: what the command line says and sets for each.
 #

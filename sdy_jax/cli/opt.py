@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from jax.extend.mlir import ir
 
+from sdy_jax.base.errors import InternalError, ParseError, SdyError
 from sdy_jax.calls.load import contents
 from sdy_jax.cli import terminal
 from sdy_jax.cli.terminal import described_bug
-from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.ir.text.modules import (
     SEPARATOR,
     SourceError,

@@ -6,11 +6,11 @@ import argparse
 
 import jax
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.devices import Topology, compiled_report, prepare
 from sdy_jax.cli.partitioned_program import Job, job_of
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.plan.contracts import Advice, Budget, check
 from sdy_jax.plan.plan import Plan

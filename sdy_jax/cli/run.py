@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import whole_file
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.partitioned_program import Job, job_of
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.ir.text.modules import SourceError
 

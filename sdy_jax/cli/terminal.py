@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from sdy_jax.errors import InternalError, PartitionWarning
+from sdy_jax.base.errors import InternalError, PartitionWarning
 
 # Colours where a person looks at the output: on a terminal, and not if NO_COLOR is set.
 

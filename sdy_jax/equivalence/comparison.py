@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from jax.extend.mlir import ir
 
+from sdy_jax.base.errors import SdyError, UnsupportedError
 from sdy_jax.equivalence.extraction import constant_from, on_whole_arrays, run_plain
-from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.operations import copied, named, pre_order, replace_op, text_of_constant, update_function_type
 
 # Two arrays that should be the same, compared by what errors of floating-point numbers allow.

@@ -13,9 +13,9 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.calls.loaded_function import program_p
-from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.custom_ops import AFTER, KERNEL, ROUNDED, Kernel, KernelBlocks, function_of, target_of, title_of
 from sdy_jax.ir.graph import OWN_TARGETS, Graph, Op, Value

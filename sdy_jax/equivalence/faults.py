@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.calls.load import loads
 from sdy_jax.equivalence.arrays import draw_of
 from sdy_jax.equivalence.bisection import Observed, Rounding, Wrong, WrongOp, WrongStage, worst_of
 from sdy_jax.equivalence.comparison import Difference, compared
 from sdy_jax.equivalence.extraction import extracted, meaning, on_whole_arrays, run_plain, with_border
 from sdy_jax.equivalence.verification import Fault, Trial
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, collective_from_attributes
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import type_text

@@ -15,6 +15,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import InternalError, ShardingError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.options import Options
@@ -22,7 +23,6 @@ from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.arrays import arguments
 from sdy_jax.equivalence.verification import Subject, Trial
-from sdy_jax.errors import InternalError, ShardingError, UnsupportedError
 from sdy_jax.ir.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.ir.custom_ops import Kernel, kept_in
 from sdy_jax.ir.graph import Graph

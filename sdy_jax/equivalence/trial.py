@@ -14,6 +14,7 @@ import numpy as np
 
 from sdy_jax.annotate.arguments import AUTO
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import InternalError, SdyError, UnsupportedError
 from sdy_jax.calls.load import loads
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
@@ -23,7 +24,6 @@ from sdy_jax.equivalence.extraction import results_of
 from sdy_jax.equivalence.faults import fault_of, reproducer_of_op, reproducer_of_program
 from sdy_jax.equivalence.subject import on_mesh, plain_results, words_of
 from sdy_jax.equivalence.verification import Fault, Job, Outcome, Subject, Trial
-from sdy_jax.errors import InternalError, SdyError, UnsupportedError
 from sdy_jax.ir import locations
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from sdy_jax.base.errors import VerificationError
 from sdy_jax.base.files import explained, write_whole
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.equivalence.kernels import VerifiedKernel
-from sdy_jax.errors import VerificationError
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.page.text import aligned

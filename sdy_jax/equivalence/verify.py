@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
@@ -30,7 +31,6 @@ from sdy_jax.equivalence.subject import (
 )
 from sdy_jax.equivalence.trial import run_here
 from sdy_jax.equivalence.verification import Job, Outcome, Trial, Verification, VerifiedCase
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.meshes import Mesh

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.ir.parsers import parse_propagation_edges
 from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, PropagationEdges, TensorSharding, per_value

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
-from sdy_jax.errors import SdyError, ShardingError
+from sdy_jax.base.errors import SdyError, ShardingError
 from sdy_jax.ir.attributes import rule_to_attribute
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.operations import AnyOp, named

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis, axes_size, sort_axes
 from sdy_jax.ir.shardings import CLOSED, OPEN, DimensionSharding, TensorSharding
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.attributes import manual_axes_from_attribute, mesh_from_attribute
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh

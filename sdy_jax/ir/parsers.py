@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NoReturn, TypeVar
 
-from sdy_jax.errors import ParseError
+from sdy_jax.base.errors import ParseError
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.shardings import (
     LETTERS,

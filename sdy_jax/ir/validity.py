@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NoReturn
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, Mesh, braces, can_merge, mesh_order, natural_order, overlaps
 from sdy_jax.ir.shardings import (
     REDUCTION_KINDS,

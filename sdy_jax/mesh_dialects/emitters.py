@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.device_orders import expressed
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.ir.operations import module_of
@@ -30,7 +31,6 @@ from sdy_jax.mesh_dialects.semantics import collectives, shards
 from sdy_jax.mesh_dialects.semantics.grid import INTEGER, UNSIGNED, Coordinate, Grid, Index
 from sdy_jax.mesh_dialects.semantics.layout import Layout
 from sdy_jax.mesh_dialects.view import CHANGED_DIMENSIONS, DialectOp, is_dialect_op, pair_up, view
-from sdy_jax.runtime.devices import expressed
 from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shardy.rules.custom_calls import exchanging
 from sdy_jax.shardy.rules.registry import NEED_REPLICATION, RuleBuilder, names, result_shape, rule

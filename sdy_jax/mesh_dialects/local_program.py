@@ -13,8 +13,8 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import mesh_from_jax, type_text
 from sdy_jax.ir.meshes import AxisRef, Mesh

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import mesh_to_attribute, sharding_attributes
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import defining_op, is_used, module_meshes, module_of, owning_op, pre_order, symbol

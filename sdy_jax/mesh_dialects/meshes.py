@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.jax_shardings import sizes_text
 from sdy_jax.ir.meshes import Mesh, MeshAxis
 from sdy_jax.ir.operations import module_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.jax_shardings import mesh_from_jax
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import AxisRef, Mesh

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.operations import has_users, is_used, module_of, pre_order
 from sdy_jax.ir.text.mesh_dialects import OPS, own_name
 from sdy_jax.mesh_dialects.meshes import DeviceMesh, Size, defining, device_meshes, folded_size

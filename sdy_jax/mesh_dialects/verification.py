@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import module_meshes, module_of
 from sdy_jax.ir.stored_shardings import sharding_of

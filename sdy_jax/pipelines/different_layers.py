@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.annotate.jaxprs import all_equations, line_of
-from sdy_jax.errors import ArgumentError, UnsupportedError
+from sdy_jax.base.errors import ArgumentError, UnsupportedError
 from sdy_jax.pipelines.jaxprs import is_inexact, types_of
 from sdy_jax.pipelines.region import Region, entries_of
 from sdy_jax.pipelines.user_functions import check_same_length, check_same_types, leaves_of, strong

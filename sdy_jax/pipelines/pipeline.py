@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from sdy_jax.annotate.pipeline_schedules import pipeline_schedule
+from sdy_jax.base.errors import ArgumentError
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ArgumentError
 from sdy_jax.pipelines.different_layers import as_one
 from sdy_jax.pipelines.executor import Grouping
 from sdy_jax.pipelines.program import Program, Values

@@ -18,9 +18,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.annotate.site import current_mesh
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.base.jax_tracing import context_mesh, mesh_in_context
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir.jax_shardings import explicit_axes, mesh_from_jax
 
 # Types on Explicit axes, which say how arrays are split: those of a pipeline's arrays outside of its region and in

@@ -14,7 +14,7 @@ from jax import lax
 
 from sdy_jax.annotate.jaxprs import all_equations, line_of
 from sdy_jax.annotate.site import taken_of
-from sdy_jax.errors import ArgumentError, ShardingError, UnsupportedError, with_article
+from sdy_jax.base.errors import ArgumentError, ShardingError, UnsupportedError, with_article
 from sdy_jax.pipelines.jaxprs import called
 from sdy_jax.pipelines.loops import sum_type
 from sdy_jax.pipelines.region import Region, entries_of, type_of

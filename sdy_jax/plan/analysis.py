@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
 from sdy_jax.lowering.targets.measurements import MeasuredSends, StepProfile
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory

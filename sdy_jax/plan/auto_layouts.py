@@ -19,7 +19,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.specs import padded
-from sdy_jax.errors import MemoryLimitError
+from sdy_jax.base.errors import MemoryLimitError
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_function_shardings

@@ -17,8 +17,8 @@ from typing import Protocol
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.extensions import load_extensions
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir.attributes import mesh_to_attribute, shape_and_dtype
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import short_source, source_line
@@ -39,8 +39,7 @@ from sdy_jax.plan.notices import LOG, Tell, progress_of, report_shown
 from sdy_jax.plan.pinning.replay import KeptChoices, Replay, pinned_border, with_known_border
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.recorded_plan import RecordedChoices
-from sdy_jax.plan.stages import Dump, PlannedWith, dump_of, ignore, imported, input_names, to_partition
-from sdy_jax.shardy.passes.meshes import on_whole_axes
+from sdy_jax.plan.stages import Dump, PlannedWith, dump_of, ignore, imported, input_names, on_whole_axes, to_partition
 from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, plan_import, run_pipeline
 from sdy_jax.shardy.passes.registry import Pass
 from sdy_jax.shardy.rules import RuleBook

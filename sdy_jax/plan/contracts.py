@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sdy_jax.base.errors import ContractError, SdyError, ShardingError
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ContractError, SdyError, ShardingError
 from sdy_jax.ir.collectives import REDUCING
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_of_text, bytes_text

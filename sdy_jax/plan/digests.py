@@ -15,8 +15,9 @@ import jax
 from jax.extend.mlir import ir, passmanager
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import SharedFolder
-from sdy_jax.errors import SdyError
+from sdy_jax.base.version import __version__
 from sdy_jax.ir.custom_ops import ASKED_ABOUT, calls_of_functions, keys_in, keys_of, set_keys, target_of, title_of
 from sdy_jax.ir.jax_shardings import bytes_of_text
 from sdy_jax.ir.locations import RUN_AGAIN, STRICT, is_computed_again, place_of
@@ -26,7 +27,6 @@ from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark
 from sdy_jax.plan.pinning.setting import RecordedSetting
 from sdy_jax.plan.stages import PlannedWith
-from sdy_jax.version import __version__
 
 # Digests of programs: equal where nothing but source lines differs.
 

@@ -13,7 +13,7 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.site import Decisions
-from sdy_jax.errors import MemoryLimitError
+from sdy_jax.base.errors import MemoryLimitError
 from sdy_jax.ir.custom_ops import Share, StatedWork, stated_work
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_text, seconds_text, type_text

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from sdy_jax.errors import ParseError
+from sdy_jax.base.errors import ParseError
 from sdy_jax.ir.text.cursor import closing, split_list
 
 _SHOWN = 80

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import PartitionWarning, UnsupportedError
+from sdy_jax.base.errors import PartitionWarning, UnsupportedError
 from sdy_jax.ir.custom_ops import INSPECTED, Callback, function_of, kept_in
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.jax_shardings import bytes_text, type_text

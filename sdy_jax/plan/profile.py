@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.locations import scope_of
 from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.planner.report import CollectiveRecord

@@ -11,9 +11,9 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.extensions import Extension
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.locations import short_source

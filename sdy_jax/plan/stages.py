@@ -27,7 +27,7 @@ from sdy_jax.lowering.planner.setting import Policy, available
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.shardy.passes.debug_info import write_module
-from sdy_jax.shardy.passes.meshes import put_on_mesh
+from sdy_jax.shardy.passes.meshes import declare_finer, mesh_of_whole_axes, put_on_mesh
 from sdy_jax.shardy.passes.pipelines import plan_import, run_pipeline
 from sdy_jax.shardy.passes.registry import Pass
 
@@ -93,6 +93,19 @@ def imported(program: Program, dump: Dump = ignore) -> ir.Operation:
     run_pipeline(module, plan_import(), after=dump)
     put_on_mesh(module, program.mesh_name)
     return module
+
+
+def on_whole_axes(program: Program) -> Program:
+    """The program on a mesh along whose whole axes all its manual computations are; itself where its own is one.
+
+    Raises:
+        UnsupportedError: it has collectives of SDY as well, which are written in the function's axes.
+    """
+    finer = mesh_of_whole_axes(program.module, program.mesh)
+    if finer == program.mesh:
+        return program
+    module = copied(program.module)
+    return replace(program, module=module, mesh=finer, mesh_name=declare_finer(module, finer), uncut=program.mesh)
 
 
 # Results as jax knows arrays: split by whole axes of the user's mesh, evenly.

@@ -177,7 +177,7 @@ def test_type_checkers_know_the_signature_of_a_partitioned_function(tmp_path: Pa
         "sdy_jax.plan.plan.Plan",
         f"def (x: {array}) -> {array}",
         "sdy_jax.plan.record.record.PlanRecord",
-        "def (*args: object) -> sdy_jax.errors.SdyError",
+        "def (*args: object) -> sdy_jax.base.errors.SdyError",
     ]
     wrong = [line for line in done.stdout.splitlines() if "error:" in line]
     assert [line.split(":")[1] for line in wrong] == ["22", "22", "22", "23", "23"]

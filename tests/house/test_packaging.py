@@ -56,7 +56,7 @@ def folder(package):
 def test_the_version_stands_in_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "sdy_jax.version.__version__"}
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "sdy_jax.base.version.__version__"}
     assert f"\nversion: {sdy.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     newest = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     assert newest == "Unreleased" or newest.startswith(f"sdy_jax {sdy.__version__} (")

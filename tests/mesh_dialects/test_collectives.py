@@ -15,12 +15,13 @@ from jax import lax
 
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.ir.device_orders import block_indices
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, merge_neighbours, set_difference, sort_and_merge
 from sdy_jax.ir.parsers import parse_sharding
 from sdy_jax.ir.shardings import REDUCTION_KINDS, TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.targets.target import CPU, family_of_platform
-from sdy_jax.runtime.meshes import Forms, RefinedMesh, block_indices
+from sdy_jax.runtime.meshes import Forms, RefinedMesh
 
 MESH = Mesh.of(p=2, q=4)
 CUTS = [AxisRef.sub("q", 1, 2), AxisRef.sub("q", 2, 2)]

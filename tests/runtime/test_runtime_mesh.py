@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from sdy_jax.ir.device_orders import block_indices, coordinates
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.parsers import parse_axis, parse_sharding
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.runtime.meshes import RefinedMesh, block_indices, coordinates
+from sdy_jax.runtime.meshes import RefinedMesh
 
 MESH = Mesh.of(data=2, model=12)
 

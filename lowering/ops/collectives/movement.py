@@ -17,8 +17,8 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from sdy_jax.base.errors import InternalError
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.errors import InternalError
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.targets.target import where_forms

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import axes_size
 from sdy_jax.ir.shardings import REDUCTION_KINDS
 from sdy_jax.lowering.ops.collectives.movement import (

@@ -14,9 +14,11 @@ from jax import lax
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.ir.collectives import CollectiveSummary
 from sdy_jax.ir.custom_ops import RAGGED
+from sdy_jax.ir.device_orders import block_indices
+from sdy_jax.ir.device_orders import groups_of_axes as mesh_groups
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef, Mesh, braces
 from sdy_jax.ir.operations import copied
@@ -37,8 +39,7 @@ from sdy_jax.lowering.ops.registry import (
     strategies,
 )
 from sdy_jax.lowering.targets.rates import wire_bytes
-from sdy_jax.runtime.meshes import RefinedMesh, block_indices
-from sdy_jax.runtime.meshes import groups_of_axes as mesh_groups
+from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shardy.rules.slicing import CONSTANT_OPS
 
 # The groups of devices that StableHLO's collectives name, and the mesh axes that make them.

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from sdy_jax.annotate.site import declare_mesh
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.attributes import shardings_from_attribute
+from sdy_jax.ir.device_orders import can_express, coincide, device_ids, expressed, expressed_part, same_devices
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, merge_neighbours, overlaps, sort_and_merge
+from sdy_jax.ir.new_ops import declare_mesh
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.shardings import OpShardingRule, TensorMapping, TensorSharding
 from sdy_jax.lowering.ops.registry import cuts_no_axes
 from sdy_jax.lowering.reshard.planner import ReshardPlan, Reshards, plan_across
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.runtime.devices import can_express, coincide, device_ids, expressed, expressed_part, same_devices
 
 # Shardings of dimensions as shardings of factors, and back, for the partitioner.
 #

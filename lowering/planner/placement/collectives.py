@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import attribute_from_text, reduction_from_attributes, sharding_to_attribute
 from sdy_jax.ir.collectives import (
     APPENDING,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.ir.attributes import attribute_from_text
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import STATEMENTS, Block, Graph, Op, group_of

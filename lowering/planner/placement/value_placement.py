@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding

@@ -15,8 +15,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.jaxprs import all_equations
+from sdy_jax.base.errors import SdyError, ShardingError
 from sdy_jax.base.jax_primitives import pallas_call_p
-from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.ir.custom_ops import StatedWork
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.shardings import OpShardingRule, TensorMapping

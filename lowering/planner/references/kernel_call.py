@@ -17,8 +17,8 @@ from sdy_jax.annotate.arguments import function_name
 from sdy_jax.annotate.custom_ops import FoundRule, as_one_op
 from sdy_jax.annotate.jaxprs import all_equations
 from sdy_jax.annotate.primitives import with_own_widths
+from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import SdyError, with_article
 from sdy_jax.ir.custom_ops import CustomOp
 from sdy_jax.lowering.planner.references.derived_rule import DerivedRule, check_results, derived_rule, said, whole_rule
 from sdy_jax.lowering.planner.references.factors import Types

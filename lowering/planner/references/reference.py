@@ -17,9 +17,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate import primitives
 from sdy_jax.annotate.jaxprs import all_equations
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.jax_primitives import scan_parts
 from sdy_jax.base.jax_tracing import trace_and_lower
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.custom_ops import StatedWork
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.kernels.work import efficiency_of

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import InternalError
+from sdy_jax.base.errors import InternalError
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.meshes import AxisRef

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdy_jax.errors import MemoryLimitError
+from sdy_jax.base.errors import MemoryLimitError
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.meshes import Mesh

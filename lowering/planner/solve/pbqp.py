@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.errors import InternalError
+from sdy_jax.base.errors import InternalError
 
 # The problem as data: a partitioned boolean quadratic problem (PBQP) has candidates with costs, and edges with prices
 # of pairs of them.

@@ -10,9 +10,10 @@ import jax
 from jax.extend.mlir import ir
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from sdy_jax.base.errors import ParseError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.base.jax_lowering import listed_replica_groups
-from sdy_jax.errors import ParseError, UnsupportedError
+from sdy_jax.ir.device_orders import device_ids
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import (
@@ -34,7 +35,6 @@ from sdy_jax.lowering.planner.placement.program_placement import partition_local
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.planner.stages.reshards import base_mesh
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.runtime.devices import device_ids
 from sdy_jax.runtime.meshes import RefinedMesh
 from sdy_jax.shardy.passes.calls import inline_calls
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.ir.attributes import attribute_from_text, shardings_to_attribute
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Op, Value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.ir.attributes import itemsize, reduction_from_attributes, shape_and_dtype, sharding_attributes
 from sdy_jax.ir.collectives import (
     COLLECTIVE_OPS,
@@ -17,6 +17,7 @@ from sdy_jax.ir.collectives import (
     SdyCollective,
     collective_from_attributes,
 )
+from sdy_jax.ir.device_orders import hold_the_same, same_devices
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size, set_difference, sort_and_merge
@@ -47,7 +48,6 @@ from sdy_jax.lowering.planner.placement.program_placement import partition_local
 from sdy_jax.lowering.planner.setting import Policy, Setting
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, Reshards, plan_across
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.runtime.devices import hold_the_same, same_devices
 from sdy_jax.shardy.passes.calls import inline_calls
 from sdy_jax.shardy.passes.constraints import current_sharding
 from sdy_jax.shardy.propagation.data_flow import edge_shardings

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NoReturn
 
-from sdy_jax.errors import ParseError
+from sdy_jax.base.errors import ParseError
 
 # Brackets in text, with strings passed over, and comments where the text has them.
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from sdy_jax.annotate.site import traced_manual_axes
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.mesh_dialects.semantics import shards
 from sdy_jax.mesh_dialects.semantics.checks import AxisIndices

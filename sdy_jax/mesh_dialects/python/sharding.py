@@ -14,7 +14,7 @@ import numpy as np
 
 from sdy_jax.annotate.constraints import sharding_constraint
 from sdy_jax.annotate.site import Site, current_mesh, current_site
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.jax_shardings import AnyMesh, from_named_sharding
 from sdy_jax.ir.locations import caller_line
 from sdy_jax.ir.meshes import AxisRef, Mesh

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 
 AxisIndices = Sequence[int]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.ops.re_emission import mlir_name

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
+from sdy_jax.ir.device_orders import groups_of_axes
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.mesh_dialects.semantics import checks
 from sdy_jax.mesh_dialects.semantics.checks import AxisIndices, DeviceAxes
-from sdy_jax.runtime.meshes import RefinedMesh, groups_of_axes
+from sdy_jax.runtime.meshes import RefinedMesh
 
 # Integer arithmetic, by names of the arith dialect: of what is known before the run, and of what it computes.
 

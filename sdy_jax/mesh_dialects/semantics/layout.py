@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.mesh_dialects.semantics.checks import DeviceAxes, check_axis_range, check_halo_sizes

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, packing, reductions

@@ -14,7 +14,7 @@ from typing import overload
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.attributes import itemsize, sharding_to_attribute
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_text, from_partition_spec, on_whole_axes, to_partition_spec, type_text

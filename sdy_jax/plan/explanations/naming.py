@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.jaxprs import line_of
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.jax_shardings import array_text, type_text
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.collectives import KINDS
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import axis_name, bytes_text, count_text, type_text

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sdy_jax.errors import ParseError, SdyError
+from sdy_jax.base.errors import ParseError, SdyError
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.custom_ops import reasons_of, stated_work
 from sdy_jax.ir.graph import Op, Value

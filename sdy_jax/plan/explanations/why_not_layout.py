@@ -9,7 +9,7 @@ from functools import cached_property
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.errors import SdyError, ShardingError
+from sdy_jax.base.errors import SdyError, ShardingError
 from sdy_jax.ir.jax_shardings import bytes_text, from_partition_spec, listed_axes
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.shardings import TensorSharding

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
+from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.base.files import write_whole
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import SdyError, with_article
 from sdy_jax.plan.record.differences import CollectiveChange, PlanDiff
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import bytes_text, flops_text, seconds_text, sizes_text
 from sdy_jax.plan.page.costs import cause_of, said, trips
 from sdy_jax.plan.page.findings import PipelineRow, mesh_columns, pipeline_rows

@@ -9,7 +9,7 @@ from functools import lru_cache
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.jax_shardings import type_text
 from sdy_jax.ir.meshes import braces

@@ -15,7 +15,7 @@ from typing import Any
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.errors import PinnedPlanError, SdyError
+from sdy_jax.base.errors import PinnedPlanError, SdyError
 from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.planner.facts.verifier import verify_partitioned
@@ -33,7 +33,7 @@ from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedChoices
 from sdy_jax.plan.record.recording import versions
 from sdy_jax.plan.stages import PlannedWith
-from sdy_jax.shardy.passes.meshes import on_whole_axes
+from sdy_jax.shardy.passes.meshes import mesh_of_whole_axes
 
 ON_CHANGE = ("error", "replan")
 
@@ -156,7 +156,7 @@ class PinnedPlan:
         )
 
     def _check_mesh(self, name: str, program: Program) -> None:
-        mesh = on_whole_axes(program).mesh
+        mesh = mesh_of_whole_axes(program.module, program.mesh)
         if not self.is_on(mesh):
             said = ", ".join(f"{axis.name}={axis.size}" for axis in self._mesh.axes)
             raise PinnedPlanError(

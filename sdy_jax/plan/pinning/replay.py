@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.parsers import parse_axes

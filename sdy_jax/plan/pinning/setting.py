@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sdy_jax.errors import SdyError
+from sdy_jax.base.errors import SdyError
 from sdy_jax.lowering.ops.collectives.packing import PACKABLE
 from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.targets.axis_rates import PerAxis

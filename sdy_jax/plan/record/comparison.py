@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from sdy_jax.errors import SdyError, with_article
+from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.plan.record.differences import Amount, BorderChange, Cause, CollectiveChange, PlanDiff, ValueChange
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,

@@ -16,9 +16,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import explained, write_whole
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import SdyError
 from sdy_jax.plan.record.program import RecordedCollective, RecordedFrame, RecordedPlace, RecordedTensor
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedChoice, RecordedChoices, RecordedLayout

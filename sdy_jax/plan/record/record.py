@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sdy_jax.base.errors import SdyError
 from sdy_jax.base.extensions import Extension
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.collectives import KINDS
 from sdy_jax.ir.jax_shardings import bytes_text, count_text
 from sdy_jax.plan.record.comparison import diff

@@ -11,6 +11,7 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.version import __version__
 from sdy_jax.ir.attributes import itemsize, shape_and_dtype, shardings_from_attribute
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Op, Value
@@ -65,7 +66,6 @@ from sdy_jax.plan.record.recorded_plan import (
 from sdy_jax.plan.stages import input_names
 from sdy_jax.shardy.propagation.explanations import Write, has_axis
 from sdy_jax.shardy.propagation.worklist import NO_VALUE, FunctionResult, ValueIds
-from sdy_jax.version import __version__
 
 # Arguments, results, and what the user wrote in between, as plain data.
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.plan.source.steps import CALLBACKS, Block, Step, Value
 
 # Python expressions as text that knows how tightly it binds, and which shape it has.

@@ -16,7 +16,7 @@ from jax.tree_util import DictKey, GetAttrKey, PyTreeDef, SequenceKey
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.trees import by_argument
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
 from sdy_jax.ir.jax_shardings import type_text

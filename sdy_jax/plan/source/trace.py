@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal  # type: ignore[attr-defined, unused-ignore]
 
-from sdy_jax.errors import InternalError
+from sdy_jax.base.errors import InternalError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
 from sdy_jax.ir.meshes import Mesh

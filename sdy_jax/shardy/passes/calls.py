@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import shardings_to_attribute
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import (

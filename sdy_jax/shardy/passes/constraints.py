@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import rule_from_attribute, rule_to_attribute, sharding_from_attribute, with_reduction
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import source_line, users_stack_level

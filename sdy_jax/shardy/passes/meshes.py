@@ -8,9 +8,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.program import Program
-from sdy_jax.annotate.site import declare_mesh
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.attributes import (
     manual_axes_to_attribute,
     mesh_from_attribute,
@@ -18,9 +16,11 @@ from sdy_jax.ir.attributes import (
     shardings_from_attribute,
 )
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
+from sdy_jax.ir.device_orders import can_express, cut_at, expressed, rewritten
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import AxisRef, Mesh, merge_neighbours
-from sdy_jax.ir.operations import body_of, copied, manual_axes, module_meshes, named, pre_order, top_level
+from sdy_jax.ir.new_ops import declare_mesh
+from sdy_jax.ir.operations import body_of, manual_axes, module_meshes, named, pre_order, top_level
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
 from sdy_jax.ir.stored_shardings import (
     LISTS,
@@ -30,7 +30,6 @@ from sdy_jax.ir.stored_shardings import (
     mesh_of,
     set_function_shardings,
 )
-from sdy_jax.runtime.devices import can_express, cut_at, expressed, rewritten
 from sdy_jax.shardy.passes.calls import UniqueNames
 
 # Meshes of a module: inline ones get a symbol, axes of size one disappear from shardings.
@@ -201,31 +200,32 @@ def put_on_mesh(module: ir.Operation, name: str) -> None:
         map_shardings(module, changed)
 
 
-def on_whole_axes(program: Program) -> Program:
-    """The program on a mesh along whose whole axes all its manual computations are; itself where its own is one.
+def mesh_of_whole_axes(module: ir.Operation, base: Mesh) -> Mesh:
+    """The mesh along whose whole axes all manual computations of a module are; its own where that is one.
 
     Raises:
         UnsupportedError: it has collectives of SDY as well, which are written in the function's axes.
     """
-    base, axes = program.mesh, list[AxisRef]()
-    meshes = module_meshes(program.module)
-    for op in pre_order(program.module):
+    axes, meshes = list[AxisRef](), module_meshes(module)
+    for op in pre_order(module):
         for own in (meshes[name] for name in _manual_meshes(op) if name in meshes):
             if own != base and own.axes and can_express(own, base):
                 axes += _in_axes_of(manual_axes(op), own, base)
     finer = cut_at(axes, base)
-    if finer == base:
-        return program
-    if written := named(program.module, *COLLECTIVE_OPS):
+    if finer != base and (written := named(module, *COLLECTIVE_OPS)):
         raise UnsupportedError(
             f"{source_line(written[0].location)}: {written[0].name} is on the mesh {base}, and a jax.shard_map on one "
             "that cuts its axes; to fix: use one mesh for both, or sdy_jax.reshard in its place"
         )
-    module = copied(program.module)
+    return finer
+
+
+def declare_finer(module: ir.Operation, finer: Mesh) -> str:
+    """The symbol of a finer mesh than a module's own, on which the module is put."""
     lift_meshes(module)  # groups of devices may name a mesh by a symbol of its own
     name = declare_mesh(module, finer)
     put_on_mesh(module, name)
-    return replace(program, module=module, mesh=finer, mesh_name=name, uncut=base)
+    return name
 
 
 _GROUP_AXIS = re.compile(r'#stablehlo\.axis_ref<name = "([^"]+)">')

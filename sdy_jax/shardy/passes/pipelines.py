@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Literal, overload
+from typing import Literal, Protocol, Self, TypeVar, overload
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import ParseError, UnsupportedError
 from sdy_jax.base.extensions import load_extensions
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.errors import ParseError, UnsupportedError
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import copied, functions, op_names
 from sdy_jax.ir.text.modules import new_context, parse_module
@@ -328,12 +327,24 @@ def _check_bodies(module: ir.Operation) -> None:
             )
 
 
+class ProgramLike(Protocol):
+    """What passes run on, and give back with another module: an `sdy_jax.Program`."""
+
+    @property
+    def module(self) -> ir.Operation: ...
+
+    def with_module(self, module: ir.Operation) -> Self: ...
+
+
+ProgramT = TypeVar("ProgramT", bound=ProgramLike)
+
+
 @overload
-def run(program: Program, pipeline: Pipeline, after: After | None = None) -> Program: ...
+def run(program: ProgramT, pipeline: Pipeline, after: After | None = None) -> ProgramT: ...
 @overload
 def run(program: str, pipeline: Pipeline, after: After | None = None) -> str: ...
 @api_boundary
-def run(program: Program | str, pipeline: Pipeline, after: After | None = None) -> Program | str:
+def run(program: ProgramT | str, pipeline: Pipeline, after: After | None = None) -> ProgramT | str:
     """Runs passes on a program or on the text of a module.
 
     Pass names and options are Shardy's: `"sdy-basic-propagate"`, `"sdy-propagation-pipeline"`,
@@ -363,10 +374,10 @@ def run(program: Program | str, pipeline: Pipeline, after: After | None = None) 
       >>> print(run(text, "basic-propagate,close-shardings").splitlines()[3].split(" {")[1])
       sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} : tensor<8xf32>
     """
-    if isinstance(program, Program):
-        module = copied(program.module)
-        run_pipeline(module, pipeline, after)
-        return program.with_module(module)
-    parsed = parse_module(program, new_context(), "<text>")
-    run_pipeline(parsed.operation, pipeline, after)
-    return module_text(parsed)
+    if isinstance(program, str):
+        parsed = parse_module(program, new_context(), "<text>")
+        run_pipeline(parsed.operation, pipeline, after)
+        return module_text(parsed)
+    module = copied(program.module)
+    run_pipeline(module, pipeline, after)
+    return program.with_module(module)

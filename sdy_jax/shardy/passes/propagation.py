@@ -13,7 +13,7 @@ from typing import Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.attributes import manual_axes_to_attribute, shardings_from_attribute, shardings_to_attribute
 from sdy_jax.ir.graph import IN_GROUP, STATED, STATED_INSIDE, Graph, derived_results
 from sdy_jax.ir.locations import source_line

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from jax.extend.mlir import ir
 
+from sdy_jax.base.errors import ParseError
 from sdy_jax.base.extensions import load_extensions
-from sdy_jax.errors import ParseError
 from sdy_jax.ir.operations import DATA_FLOW_OPS
 from sdy_jax.ir.text.cursor import closing
 from sdy_jax.shardy.passes import (

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from sdy_jax.ir.device_orders import block_indices
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, merge_neighbours, sort_and_merge
 from sdy_jax.ir.shardings import REDUCTION_KINDS, TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, reductions
-from sdy_jax.runtime.meshes import RefinedMesh, block_indices
+from sdy_jax.runtime.meshes import RefinedMesh
 
 MESHES = {
     "p=2 q=4": (Mesh.of(p=2, q=4), ("p", "q:1:2", "q:2:2")),

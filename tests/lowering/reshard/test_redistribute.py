@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sdy_jax.ir.device_orders import block_indices
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.lowering.ops.redistribution import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.ops.registry import LocalOp
@@ -27,7 +28,7 @@ from sdy_jax.lowering.reshard.strip_reads import (
 )
 from sdy_jax.lowering.reshard.strips import Source
 from sdy_jax.plan.profile import collectives_in_hlo, totals
-from sdy_jax.runtime.meshes import RefinedMesh, block_indices
+from sdy_jax.runtime.meshes import RefinedMesh
 
 MESH = Mesh.of(p=2, q=4)
 P, Q, Q1, Q2 = AxisRef("p"), AxisRef("q"), AxisRef.sub("q", 1, 2), AxisRef.sub("q", 2, 2)

@@ -15,7 +15,7 @@ from places import ROOT
 from plan_edits import MLP, planned
 
 import sdy_jax as sdy
-from sdy_jax.pytest_plugin import UPDATE_PLANS
+from sdy_jax.equivalence.pytest_plugin import UPDATE_PLANS
 from sdy_jax.testing import assert_plan
 
 CONSTRAINED = MLP.replace("    return x\n", "    return sdy.sharding_constraint(x, P())\n")
@@ -111,7 +111,7 @@ def test_one_flag_of_pytest_accepts_a_plan(tmp_path: Path) -> None:
     planned(MLP, tmp_path).save(tmp_path / "now.json")
     (tmp_path / "test_it.py").write_text(TEST)
     is_installed = any(point.name == "sdy_jax" for point in entry_points(group="pytest11"))
-    plugin = [] if is_installed else ["-p", "sdy_jax.pytest_plugin"]
+    plugin = [] if is_installed else ["-p", "sdy_jax.equivalence.pytest_plugin"]
     folders = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": folders}
     command = [sys.executable, "-m", "pytest", "-q", *plugin, "--sdy-update-plans", str(tmp_path)]

@@ -20,6 +20,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.ir.device_orders import common_part, expressed, expressed_part
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.parsers import parse_axis, parse_mesh
@@ -28,7 +29,6 @@ from sdy_jax.lowering.planner.facts.verifier import verify_partitioned
 from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.runtime.devices import common_part, expressed, expressed_part
 
 MESHES = """
 sdy.mesh @mesh = <["x"=2, "y"=4]>
