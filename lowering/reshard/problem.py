@@ -297,16 +297,25 @@ class ReshardProblem:
 
     def _price_between(self, kind: str, group: int, before: tuple[int, ...], after: tuple[int, ...]) -> Price:
         """The price of a step from so many shards per dimension to others."""
+        wire = self._wire_bytes(kind, group, before, after)
+        if not wire and kind in ("all_slice", "replicated_to_unreduced", "sharded_to_unreduced"):
+            return Price(0.0, 0.0, 0, 1)
+        return Price(self._rate(kind, group, before, after).time(wire), wire, 1, 1)
+
+    def time_alone(self, kind: str, group: int, before: State, after: State) -> float:
+        """The time of one step, not by strips, that shares its latency with no other collective."""
+        counts = self.counts(before), self.counts(after)
+        return self._rate(kind, group, *counts).alone(self._wire_bytes(kind, group, *counts))
+
+    def _wire_bytes(self, kind: str, group: int, before: tuple[int, ...], after: tuple[int, ...]) -> float:
         if self.is_even:
             b_in, b_out = self.total_bytes / math.prod(before), self.total_bytes / math.prod(after)
         else:
             b_in, b_out = self._padded_bytes(before, after), self._padded_bytes(after, after)
-        size = math.prod(self.sizes[a] for a in atoms_of(group))
-        wire = wire_bytes(kind, size, b_in, b_out)
-        if not wire and kind in ("all_slice", "replicated_to_unreduced", "sharded_to_unreduced"):
-            return Price(0.0, 0.0, 0, 1)
-        cut = last_cut(self.shape, before, after) if self.lanes else None
-        return Price(self.rate(kind, group, cut).time(wire), wire, 1, 1)
+        return wire_bytes(kind, math.prod(self.sizes[a] for a in atoms_of(group)), b_in, b_out)
+
+    def _rate(self, kind: str, group: int, before: tuple[int, ...], after: tuple[int, ...]) -> Rate:
+        return self.rate(kind, group, last_cut(self.shape, before, after) if self.lanes else None)
 
     def _price_of_strips(self, before: State, after: State) -> Price:
         done = self.change(before, after)

@@ -400,17 +400,18 @@ def _uncapped(problem: ReshardProblem) -> ReshardSolution:
 
 
 def _merged(problem: ReshardProblem, steps: list[ReshardStep]) -> tuple[tuple[ReshardStep, ...], Price]:
-    """Neighbours of one kind become one step where that costs no more; and the price of it all."""
+    """Neighbours of one kind become one step where that costs no more, each for itself: that small collectives share
+    latency is no reason to cut one in two. And the price of it all."""
     kept: list[tuple[State, ReshardStep, Price]] = []
     before = problem.source
     for step in steps:
         price = priced(problem, step, before)
         if kept and kept[-1][1].kind == step.kind and step.kind in MERGEABLE:
-            start, last, paid = kept[-1]
+            start, last, _ = kept[-1]
             joined = ReshardStep(step.kind, last.group | step.group, step.state)
-            at_once = priced(problem, joined, start)
-            if at_once.time <= (paid.time + price.time) * _SLACK:
-                kept[-1] = (start, joined, at_once)
+            apart = _alone(problem, last, start) + _alone(problem, step, before)
+            if _alone(problem, joined, start) <= apart * _SLACK:
+                kept[-1] = (start, joined, priced(problem, joined, start))
                 before = step.state
                 continue
         kept.append((before, step, price))
@@ -419,6 +420,10 @@ def _merged(problem: ReshardProblem, steps: list[ReshardStep]) -> tuple[tuple[Re
     for _, _, price in kept:
         total = total.plus(price)
     return tuple(step for _, step, _ in kept), total
+
+
+def _alone(problem: ReshardProblem, step: ReshardStep, before: State) -> float:
+    return problem.time_alone(step.kind, step.group, before, step.state)
 
 
 def priced(problem: ReshardProblem, step: ReshardStep, before: State) -> Price:

@@ -353,8 +353,8 @@ class CostModel:
         major = self.major_parts.get(name, 1)
         whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
         latency, start = of_axis(self.latency, rates, of_axis(self.latency, name)), of_axis(self.start, name)
-        hop = whole // end * latency
-        return Link(size, self.bandwidth_of(rates), hop, start, rates in self.torus, self._copies, self.moved)
+        known = (self.bandwidth_of(rates), latency, start, rates in self.torus, self._copies, self.moved)
+        return Link(size, *known, far=whole // end)
 
     @property
     def of_rounded(self) -> CostModel:

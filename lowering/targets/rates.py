@@ -192,12 +192,13 @@ class Link(NamedTuple):
     Attributes:
         size: the devices along it.
         bandwidth: bytes per second that a device sends along it.
-        hop: seconds from one device to the next.
+        hop: seconds from one device to its neighbour.
         start: seconds before a collective along it sends anything.
         is_torus: its devices reach only their neighbours, as a ring in both directions, so that an all_to_all passes
             through others, and everything comes halfway round.
         copies: the time in which a device rearranges what it sends and receives.
         moved: the share of its bytes that a value has on the wire if it is only moved.
+        far: how many neighbours on the next device is: more than one along a part of an axis.
     """
 
     size: int
@@ -207,20 +208,34 @@ class Link(NamedTuple):
     is_torus: bool = False
     copies: Copies = Copies()
     moved: float = 1.0
+    far: int = 1
 
     @property
     def around(self) -> float:
         """Seconds until the farthest device is reached."""
-        return self.hop * (self.size - 1) / (2 if self.is_torus else 1)
+        if self.is_torus:
+            return self.hop * self.far * (self.size - 1) / 2
+        return self.hop * (_hops(self.far * self.size) - _hops(self.far))
+
+    @property
+    def next(self) -> float:
+        """Seconds until the next device is reached."""
+        return self.hop * (self.far if self.is_torus else _hops(self.far + 1))
 
     def cut(self, sizes: Sequence[int]) -> tuple[Link, ...]:
         """Its parts of these sizes, major to minor. Going around all of them takes as long as going around the whole.
 
-        >>> [link.hop for link in Link(8, hop=1.0).cut([2, 4])]
-        [4.0, 1.0]
+        >>> [link.around for link in Link(64, hop=1.0).cut([8, 2, 4])]
+        [6.0, 4.0, 3.0]
         """
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        return tuple([self._replace(size=n, hop=self.hop * far) for n, far in zip(sizes, strides, strict=True)])
+        return tuple([self._replace(size=n, far=self.far * far) for n, far in zip(sizes, strides, strict=True)])
+
+
+def _hops(size: int) -> float:
+    """How many devices on the farthest of so many is: along a ring, or up a tree and down again, as go NCCL's double
+    binary trees (2.4) and its PAT (2.23) where there are many."""
+    return min(size - 1.0, 2 * math.log2(size) + 1)
 
 
 class Rate(NamedTuple):
@@ -236,9 +251,13 @@ class Rate(NamedTuple):
     def time(self, wire: float) -> float:
         """The time of one collective in which each device sends `wire` bytes; nothing where that is none."""
         sending = wire * self.per_byte
-        if not wire or not self.fixed:
-            return sending
-        return sending + (min(self.fixed, IN_A_BUCKET * sending) if self.is_shared else self.fixed)
+        if not (self.is_shared and self.fixed):
+            return self.alone(wire)
+        return sending + min(self.fixed, IN_A_BUCKET * sending)
+
+    def alone(self, wire: float) -> float:
+        """The time of one that is combined with no other."""
+        return wire * self.per_byte + self.fixed if wire else 0.0
 
     def together(self, wires: Sequence[float]) -> float:
         """The time of several collectives in which each device sends so many bytes, in as few buckets as these fill."""
@@ -276,7 +295,7 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
 def _fixed(kind: str, links: Sequence[Link]) -> float:
     start = max([link.start for link in links])
     if kind == "collective_permute":
-        return start + min([link.hop for link in links])
+        return start + min([link.next for link in links])
     turns = row(kind)[1]
     return start + turns * sum([link.around for link in links]) if turns else 0.0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
@@ -213,6 +214,33 @@ class OnMovedArguments:
         args, kwargs = jax.tree.unflatten(self.call.tree, leaves)
         statics = self.call.statics
         return self.jitted(*statics.merged(args), **kwargs, **dict(statics.named)), None, False
+
+
+# Results without elements: XLA forgets how these are split, and jit returns whole blocks in the name of parts, which
+# cannot be read.
+
+
+@dataclass(frozen=True, slots=True)
+class WithEmptyResults:
+    """A jitted function, whose results without elements are in the blocks that their shardings say."""
+
+    jitted: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return jax.tree.map(_in_its_blocks, self.jitted(*args, **kwargs))
+
+    def _cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """As jit's: nothing is kept, so that the next call comes here as well."""
+        return self(*args, **kwargs), None, False
+
+
+def _in_its_blocks(result: Any) -> Any:
+    if not _is_array(result) or result.size or jax.dtypes.issubdtype(result.dtype, jax.dtypes.extended):
+        return result
+    sharding, shape = result.sharding, result.sharding.shard_shape(result.shape)
+    if all(shard.data.shape == shape for shard in result.addressable_shards):
+        return result
+    return jax.make_array_from_callback(result.shape, sharding, lambda _: np.zeros(shape, result.dtype))
 
 
 # Arrays that are not brought to where `in_shardings` state them, as jit brings none: from one memory to another, and

@@ -28,6 +28,7 @@ from sdy_jax.calls.argument_placement import (
     Dispatch,
     DispatchChoice,
     OnMovedArguments,
+    WithEmptyResults,
     are_spelled_otherwise,
     check_moves,
     delete_donated_elsewhere,
@@ -313,6 +314,8 @@ class JittedFunction:
     def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
         call = self._function.arguments(args, kwargs)
         choice = self._chosen(call)
+        if not call.is_traced and has_empty_results(self._function.planned(call)):
+            choice = DispatchChoice(WithEmptyResults(choice.jitted), lasts=False)
         if not call.elsewhere:
             return choice
         moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))

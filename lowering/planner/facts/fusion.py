@@ -315,6 +315,22 @@ class CriticalPath:
         return self.after & self.before
 
 
+def sent_alone(graph: Graph) -> frozenset[Value]:
+    """The values whose collectives have hardly any others to run with: those between products, and those of loops that
+    have no products, as recurrences are: what little they send waits in each trip."""
+    working = {op for product in filter(takes_long, graph.ops) for op in _around(product)}
+    alone = (op for op in graph.ops if any(o.name == "stablehlo.while" and o not in working for o in _around(op)))
+    return CriticalPath.of_products(graph).between | {result for op in alone for result in op.results}
+
+
+def _around(op: Op) -> Iterator[Op]:
+    """The ops that an op is in."""
+    around = op.parent
+    while around is not None:
+        yield around
+        around = around.parent
+
+
 def _flows(graph: Graph) -> Iterator[tuple[Value, Value]]:
     """Pairs of values, the second of which is made of the first."""
     for op in graph.ops:

@@ -368,10 +368,10 @@ Atoms = Sequence[AxisRef]
 
 class ConstraintCandidates:
     """The candidates of what only states layouts: the baseline's own first, then all others that what is stated
-    allows."""
+    allows. `stacks_sums`: loops may stack partial sums, which are reduced behind them."""
 
-    def __init__(self, table: LayoutTable, pads: bool):
-        self._table, self._pads = table, pads
+    def __init__(self, table: LayoutTable, pads: bool, stacks_sums: bool):
+        self._table, self._pads, self._stacks_sums = table, pads, stacks_sums
         self._known: dict[tuple[tuple[int, ...], ...], list[Candidate]] = {}
 
     def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms, makes: bool) -> list[Candidate]:
@@ -403,7 +403,7 @@ class ConstraintCandidates:
             return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, baseline, stated, atoms))
         own = self._table.number(baseline.sources), self._table.number(baseline.targets)
         open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(baseline.sources, stated)
-        summed = stated is None and is_carried_sum(edge) and is_inexact(edge.owner)
+        summed = stated is None and is_inexact(edge.owner) and is_carried_sum(edge, self._stacks_sums)
         every = self._layouts(edge.owner.shape or (), baseline.sources, open_ones, atoms, summed)
         return self._candidates(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
 

@@ -26,7 +26,7 @@ class ValueClass(NamedTuple):
     """A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts. What has
     no bytes is only taken in the layout in which it is made: it ties nodes to each other.
 
-    `is_alone`: products make it, and products wait for it, so that its collectives have no others to run with.
+    `is_alone`: its collectives have hardly any others to run with (`fusion.sent_alone`).
     `is_rounded`: it is rounded before it is moved.
     """
 

@@ -16,11 +16,11 @@ from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.lowering.planner.facts.fusion import (
-    CriticalPath,
     free_values,
     held_rounded,
     is_sum,
     rounded_values,
+    sent_alone,
     sums_of,
 )
 from sdy_jax.lowering.planner.facts.loops import runs_of
@@ -221,11 +221,12 @@ class _Builder:
         self._costs, self._pads = costs, pads
         self._rounded = rounded_values(program.graph, costs)
         self._held_rounded = held_rounded(program.graph, self._rounded) if self._model.prices.arrays.rounds else ()
-        self._alone = CriticalPath.of_products(program.graph).between if costs.combines else frozenset()
+        self._alone = sent_alone(program.graph) if costs.combines else frozenset()
         self._candidates: dict[tuple[AxisRef, ...], OpCandidates] = {}
         self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Candidate], list[Candidate]]] = {}
         self._free_values = free_values(program.graph)
-        self._stated, self._ties = ConstraintCandidates(program.table, pads), dict[int, int]()
+        self._stated = ConstraintCandidates(program.table, pads, stacks_sums=costs.unit == "seconds")
+        self._ties = dict[int, int]()
         self._free = program.atoms
         """The atoms that are not manual here."""
         self._here, self._last = program.graph.main.blocks[0], 0

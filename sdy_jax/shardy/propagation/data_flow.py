@@ -318,11 +318,11 @@ _PASSING = {
 """The operands through which a sum goes on as one; None for any."""
 
 
-def is_carried_sum(edge: DataFlowEdge) -> bool:
+def is_carried_sum(edge: DataFlowEdge, stacks: bool = False) -> bool:
     """Whether an edge is that of a loop which only adds to what it carries.
 
     One that writes parts anew adds nothing: what a scan stacks is as many bytes to reduce part by part, and is not held
-    whole until then.
+    whole until then. `stacks`: that counts as well, as it waits once instead of in each trip.
     """
     inner = [target for target in edge.targets if target is not edge.owner]
     reached, left, adds = dict.fromkeys(inner), list(inner), False
@@ -330,13 +330,13 @@ def is_carried_sum(edge: DataFlowEdge) -> bool:
         for op, index in left.pop().uses:
             if (op, index) in edge.slots:
                 continue
-            further = _passed_on(op, index)
+            further = _passed_on(op, index, stacks)
             if further is None:
                 return False
-            adds |= op.name in _ADDING
+            adds |= op.name in _ADDING or (stacks and _linear(op) is Linear.UPDATED)
             left += [value for value in further if value not in reached]
             reached |= dict.fromkeys(further)
-    return adds and all(_is_updated_by_sums(value, reached) for value in reached)
+    return adds and (stacks or all(_is_updated_by_sums(value, reached) for value in reached))
 
 
 def _is_updated_by_sums(value: Value, sums: Container[Value]) -> bool:
@@ -345,11 +345,11 @@ def _is_updated_by_sums(value: Value, sums: Container[Value]) -> bool:
     return op is None or _linear(op) is not Linear.UPDATED or all(operand in sums for operand in op.operands[:2])
 
 
-def _passed_on(op: Op, index: int) -> tuple[Value, ...] | None:
+def _passed_on(op: Op, index: int, stacks: bool) -> tuple[Value, ...] | None:
     """The values that are sums as an operand of an op is one; None where it does something else with it."""
     if op.name == _LOOP:
         inner = loop_edge(op, index)
-        return (inner.owner,) if is_carried_sum(inner) else None
+        return (inner.owner,) if is_carried_sum(inner, stacks) else None
     how = _linear(op)
     if how is None or how not in _PASSING:
         return None

@@ -185,6 +185,14 @@ def test_a_small_value_is_reduced_over_a_fast_and_a_slow_axis_at_once():
     assert price == pytest.approx(plan.cost)
 
 
+@pytest.mark.parametrize(("target", "kinds"), [("y,x", ["reduce_scatter"]), (",x", ["reduce_scatter", "all_gather"])])
+def test_no_collective_is_cut_in_two_for_latency_that_small_ones_share(target, kinds):
+    """The gradient of a weight of 405B: scattered in two parts the second would be small, and its latency shared."""
+    costs = CostModel({"x": 5e-6, "y": 6e-7}, bandwidth={"x": 50e9, "y": 450e9}, start=7e-6, combines=tuple(KINDS))
+    plan = plan_reshard((53248, 16384), 2.0, layout("y,", "x"), layout(target), Mesh.of(x=256, y=8), costs)
+    assert [step.kind for step in plan.steps] == kinds
+
+
 @pytest.mark.parametrize("combines", [(), tuple(KINDS)])
 @pytest.mark.parametrize("rows", [8, 100, 1000, 10_000, 100_000])
 def test_with_latency_sizes_between_powers_of_four_are_priced_within_a_few_percent(rows, combines):

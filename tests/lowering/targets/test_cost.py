@@ -62,6 +62,14 @@ def test_neighbours_along_a_part_of_an_axis_are_as_far_apart_as_they_are():
     )
 
 
+def test_among_many_devices_hops_are_those_of_a_tree():
+    model = CostModel(latency=1, bandwidth={"x": 1e9})
+    hops = {n: model.rate("all_gather", (AxisRef("x"),), Mesh.of(x=n)).fixed for n in (2, 8, 16, 256, 4096)}
+    assert hops == {2: 1, 8: 7, 16: 9, 256: 17, 4096: 25}
+    torus = CostModel(latency=1, bandwidth={"x": 1e9}, torus=("x",))
+    assert torus.rate("all_gather", (AxisRef("x"),), Mesh.of(x=256)).fixed == 255 / 2
+
+
 def test_a_collective_starts_once():
     model = CostModel(latency={"x": 1}, start={"x": 100, "y": 1000})
     assert model.time("all_reduce", [AxisRef("x")], MESH, 64, 64) == 64 + 100 + 2
@@ -96,8 +104,8 @@ def test_collectives_that_run_together_wait_once_for_each_bucket_that_they_fill(
 
 def test_a_ring_is_gone_round_in_both_directions():
     ring, line = (CostModel(latency=1, bandwidth={"x": 10.0}, torus=torus) for torus in (("x",), ()))
-    mesh, x = Mesh.of(x=9), (AxisRef("x"),)
-    assert ring.rate("all_gather", x, mesh).fixed == line.rate("all_gather", x, mesh).fixed / 2 == 4
+    mesh, x = Mesh.of(x=5), (AxisRef("x"),)
+    assert ring.rate("all_gather", x, mesh).fixed == line.rate("all_gather", x, mesh).fixed / 2 == 2
 
 
 def test_what_is_sent_is_copied():

@@ -69,11 +69,11 @@ def test_partial_sums_are_reduced_once(name: str) -> None:
     assert {each.kind for each in sent} <= {"all_reduce", "reduce_scatter", "all_gather"}
 
 
-def is_sum(body: Any, shape: tuple[int, ...] = (2, 4, 4)) -> bool:
+def is_sum(body: Any, shape: tuple[int, ...] = (2, 4, 4), stacks: bool = False) -> bool:
     """Of what a loop of this body carries."""
     program = sdy.partition(lambda s: lax.fori_loop(0, 3, body, s), mesh=MESH).plan(jnp.ones(shape))
     loop = next(op for op in Graph(program.stages["imported"]).ops if op.name == "stablehlo.while")
-    return next(is_carried_sum(edge) for edge in edges_of(loop) if edge.owner.shape == shape)
+    return next(is_carried_sum(edge, stacks) for edge in edges_of(loop) if edge.owner.shape == shape)
 
 
 def test_only_what_is_added_to_is_a_sum() -> None:
@@ -86,3 +86,38 @@ def test_only_what_is_added_to_is_a_sum() -> None:
     assert not is_sum(lambda i, s: s * 2.0)
     assert not is_sum(lambda i, s: lax.cond(s[0, 0, 0] > 0, lambda: s + 1.0, lambda: s))
     assert not is_sum(lambda i, s: s.astype(jnp.bfloat16).astype(jnp.float32) + 1.0)
+
+
+def decayed(xs: Any, a: Any) -> Any:
+    """A recurrence whose states are split by heads, and summed over these in each step."""
+
+    def step(h: Any, x: Any) -> Any:
+        h = h * a[:, None] + x
+        return h, h.sum(0)
+
+    return lax.scan(step, jnp.zeros(xs.shape[1:]), xs)[1]
+
+
+def loss(xs: Any, a: Any) -> Any:
+    return jnp.sum(jnp.tanh(decayed(xs, a)) ** 2)
+
+
+@pytest.mark.parametrize("function", [decayed, jax.grad(loss, argnums=(0, 1))], ids=["forward", "gradient"])
+@pytest.mark.parametrize("splits", [P(), P(None, "model")], ids=["whole", "split"])
+def test_sums_that_a_recurrence_stacks_are_reduced_once(function: Any, splits: P) -> None:
+    """Where waiting takes time: in bytes there is nothing to save."""
+    rng, costs = np.random.default_rng(0), sdy.CostModel.of_machine("h100", MESH)
+    xs, a = rng.normal(size=(TRIPS, 8, 32)).astype("float32"), rng.uniform(0.5, 1, 8).astype("float32")
+    given, made = (P(None, "data"), P("data")), splits if function is decayed else (P(None, "data"), P("data"))
+    run = sdy.partition(function, mesh=MESH, in_shardings=given, out_shardings=made, costs=costs)
+    found, plain = run(xs, a), jax.jit(function)(xs, a)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    sent = [each for each in run.plan(xs, a).collectives if each.wire_bytes]
+    assert sent and not [each for each in sent if each.depth]
+
+
+def test_what_is_stacked_is_a_sum_where_that_is_asked() -> None:
+    assert is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, jnp.ones((4, 4)) + i, i % 2, 0), stacks=True)
+    assert not is_sum(lambda i, s: jnp.tanh(s) + 1.0, stacks=True)
+    assert not is_sum(lambda i, s: s * 2.0, stacks=True)
