@@ -65,6 +65,7 @@ _LONG = (
     "test_pipeline.py", "test_whole_program.py", "test_random_programs.py", "test_recomputation.py", "test_blocking.py",
     "test_within_memory.py", "test_planted_faults.py", "test_every_process.py", "test_processes.py", "test_gallery.py",
     "test_readme.py", "test_pages.py", "test_automatic_layouts.py", "test_pinned_plans.py", "test_plans.py",
+    "test_offered_microbatches.py", "test_whole_models.py", "test_bench_models.py", "test_several_meshes.py",
 )  # fmt: skip
 """Files that take long, some of them with few tests. Measured (2026-11): 20 to 100 s of CPU each."""
 

@@ -89,7 +89,7 @@ class Policy:
             is brought to its propagated sharding right where it is made. "global": layouts and strategies of the whole
             program are chosen together, by what all of it costs; never dearer than "local".
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
-            most of what a device has; where that is not known what the "local" program needs, and one percent.
+            most of what a device has; where that is not known what the "local" program needs, and a quarter.
         recompute: what is held between forward and backward pass may be computed again where a program does not fit.
         effort: how often layouts are chosen for the whole program, at most; as often as it takes by default.
         halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.

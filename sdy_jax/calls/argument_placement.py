@@ -235,7 +235,7 @@ class WithEmptyResults:
 
 
 def _in_its_blocks(result: Any) -> Any:
-    if not _is_array(result) or result.size or jax.dtypes.issubdtype(result.dtype, jax.dtypes.extended):
+    if not _is_array(result) or result.size or jax.numpy.issubdtype(result.dtype, jax.dtypes.extended):
         return result
     sharding, shape = result.sharding, result.sharding.shard_shape(result.shape)
     if all(shard.data.shape == shape for shard in result.addressable_shards):

@@ -19,7 +19,7 @@ from places import EXAMPLES, ROOT
 SEEN = {
     "spatial_convolution": r"halos: 17 KiB per device in 3 collective_permutes;\nto gather the image .* 168 KiB",
     "data_parallel": r"sums 17408 bytes of gradients.* 4 all_reduces .*\n.* 30471 bytes, 1\.75 times the gradients",
-    "fsdp": r"on a device: 1\.2 MiB, with whole weights 9\.\d MiB\nsent .* 6\.6 MiB, with whole weights 5\.3 MiB",
+    "fsdp": r"on a device: 1\.2 MiB, with whole weights 9\.\d MiB\nsent .* 5\.3 MiB, with whole weights 5\.3 MiB",
     "megatron": r"in 2 all_reduces: 458752 bytes per device,\nand its 786432 bytes of weights stay where they are",
     "two_d": r"loss (\S+), on one device \1\n.* take 0\.25 of the memory of whole weights",
     "sequence_parallel": r"8 heads of keys: 56 KiB by all_to_all; .*\n2 heads of keys: 56 KiB by all_gather; .*",

@@ -108,9 +108,9 @@ def test_of_equal_plans_the_first_is_taken() -> None:
 @pytest.mark.more("traces that jax keeps")
 @pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
 def test_traces_that_jax_keeps_are_not_taken_for_another_number(wrapped: Callable[..., Any]) -> None:
-    plan = of(jax.value_and_grad(wrapped(piped(schedule="gpipe"))), costs=BOTH).plan(W, X)
+    plan = of(jax.value_and_grad(wrapped(piped([2, 4], schedule="gpipe"))), costs=BOTH).plan(W, X)
     assert {*taken(plan)} == {4}
-    assert len({each.time for each in plan.record().tried}) == 3
+    assert len({each.time for each in plan.record().tried}) == 2
 
 
 @pytest.mark.more("other ways to offer the same numbers")
@@ -176,7 +176,7 @@ def test_of_several_meshes_each_has_its_number() -> None:
 
 @pytest.mark.more("verify, a process of its own")
 def test_verify_compares_the_program_with_the_number_taken() -> None:
-    found = sdy.verify(of(trained(), costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False)
+    found = sdy.verify(of(trained([2, 8]), costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False)
     assert found, str(found)
     assert "stage=4, data=2" in str(found)
 

@@ -142,7 +142,7 @@ def test_a_device_s_memory_is_the_limit_where_it_is_known():
     baseline = found(layouts="local")[1]
     known, unknown = (found("global", memory) for memory in (2.0**30, 0.0))
     assert known[0] < unknown[0]
-    assert unknown[1] <= 1.01 * baseline < known[1]
+    assert unknown[1] <= 1.25 * baseline < known[1]
 
 
 def copy(name, cost, size, *uses):
