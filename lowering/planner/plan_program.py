@@ -33,7 +33,7 @@ from sdy_jax.lowering.planner.rewrites.blocked_loops import run_in_parts
 from sdy_jax.lowering.planner.rewrites.blocking_choice import BlockingCandidate, BlockingCandidates, Sizes, tell_apart
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Growth, RuleOf
 from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, erase_dead_code, prepared
-from sdy_jax.lowering.planner.rewrites.recomputation import Program, best_program, rewritten
+from sdy_jax.lowering.planner.rewrites.recomputation import ProgramForm, best_program, rewritten
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
 from sdy_jax.lowering.planner.schedule.hidden_time import Inserted, erase_marks, hidden_by_work
@@ -227,7 +227,7 @@ def partition(
     return _finished(module, *_below(search, program, named))
 
 
-def _below(search: LayoutSearch, program: Program, named: Collection[Mark]) -> tuple[Program, Trials]:
+def _below(search: LayoutSearch, program: ProgramForm, named: Collection[Mark]) -> tuple[ProgramForm, Trials]:
     """The first program of those that are found for smaller limits which keeps within the limit, and its trials that
     do. The smaller limits are the same ones for all requests, so that what is said to be the least is found again.
 
@@ -248,7 +248,7 @@ def _below(search: LayoutSearch, program: Program, named: Collection[Mark]) -> t
     raise too_large(least, limit)
 
 
-def _finished(module: ir.Operation, program: Program, fitting: Trials) -> Partitioned:
+def _finished(module: ir.Operation, program: ProgramForm, fitting: Trials) -> Partitioned:
     """Rewrites a module as the best of some trials of a program says."""
     before = None if program.what is None and not program.blocked else _stage(program.search.graph)
     report, choices = finished(module, program.search, fitting)
@@ -260,7 +260,7 @@ def _finished(module: ir.Operation, program: Program, fitting: Trials) -> Partit
 def _followed(module: ir.Operation, setting: Setting, named: Collection[Mark], follow: Follow) -> Partitioned:
     """As `partition`, by choices that are known."""
     erase_marks(module)
-    program = Program(LayoutSearch(prepared(module, setting), setting))
+    program = ProgramForm(LayoutSearch(prepared(module, setting), setting))
     for number, rewrite in enumerate(follow.rewrites):
         program.found = [_trial(program.search, follow, number)]
         program = _rewritten(program, rewrite, named)
@@ -298,34 +298,34 @@ def _trial(search: LayoutSearch, follow: Follow, number: int) -> PartitionedProg
     return search.baseline if plan is None else search.trial(plan)
 
 
-def _rewritten(program: Program, rewrite: Rewrite, named: Collection[Mark]) -> Program:
+def _rewritten(program: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) -> ProgramForm:
     """A program with something that is computed again, or in parts; itself where that is nothing."""
     if rewrite.kind == "parts":
         return _cut(program, rewrite) or program
     found = rewritten(program, rewrite, named)
     if found is None:
         return program
-    return Program(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
+    return ProgramForm(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
 
 
-def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> Program:
+def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> ProgramForm:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
     parts, with something that is computed again; and of that, more in parts, as its layouts are others. `incumbent`:
     the cost of another program that fits."""
-    written = Program(search, multipliers=FEW, incumbent=incumbent)
+    written = ProgramForm(search, multipliers=FEW, incumbent=incumbent)
     if not written.fits and written.cheapest.cost > incumbent:
         raise GivenUp
     tried = [_again(written, named)]
     if not tried[-1].fits:
         tried += _in_parts(written)
     if not tried[-1].fits:
-        parts = min(tried[1:] or tried, key=Program.rank)
+        parts = min(tried[1:] or tried, key=ProgramForm.rank)
         again = _again(replace(parts, multipliers=FEW), named) if parts.blocked else parts
         tried += [again, *_in_parts(again)] if again.blocked or again.what is not None else []
-    return min(tried, key=Program.rank)
+    return min(tried, key=ProgramForm.rank)
 
 
-def _again(program: Program, named: Collection[Mark]) -> Program:
+def _again(program: ProgramForm, named: Collection[Mark]) -> ProgramForm:
     """A program, with trials at few multipliers, that may compute something again; at all of them else."""
     if not program.search.policy.recompute:
         return program.at_all_multipliers
@@ -341,7 +341,7 @@ def _stage(graph: Graph) -> ir.Operation:
     return module
 
 
-def _in_parts(program: Program) -> Iterator[Program]:
+def _in_parts(program: ProgramForm) -> Iterator[ProgramForm]:
     """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
     rule_of, shared = _rules(), _SHARED * max(program.too_much, 0.0)
     size, before, last = None, None, math.inf
@@ -374,7 +374,7 @@ def _rules() -> RuleOf:
     return RuleBook(conservative=True).without_overrides().rule_of
 
 
-def _cut(program: Program, rewrite: Rewrite) -> Program | None:
+def _cut(program: ProgramForm, rewrite: Rewrite) -> ProgramForm | None:
     """A program that makes its largest values in parts; None where there is nothing to cut."""
     graph, candidates = _candidates(program, _rules(), rewrite.shared)
     chosen = _chosen(candidates, rewrite.size)
@@ -386,17 +386,19 @@ def _chosen(candidates: BlockingCandidates, size: float) -> _Chosen:
     return [(each, cut) for each in candidates.above(size) if (cut := each.cut(size)) is not None]
 
 
-def _in_loops(program: Program, graph: Graph, chosen: _Chosen, rewrite: Rewrite) -> Program:
+def _in_loops(program: ProgramForm, graph: Graph, chosen: _Chosen, rewrite: Rewrite) -> ProgramForm:
     """A program, of which this is a copy, with some groups of it in loops."""
     what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
     for each, cut in chosen:
         run_in_parts(each.group, cut, rule_of)
     search = program.search.of(erase_dead_code(Graph(graph.module)), program.incumbent)
     blocked = (*program.blocked, *what)
-    return Program(search, program.what, blocked=blocked, rewrites=program.after(rewrite), incumbent=program.incumbent)
+    return ProgramForm(
+        search, program.what, blocked=blocked, rewrites=program.after(rewrite), incumbent=program.incumbent
+    )
 
 
-def _candidates(program: Program, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:
+def _candidates(program: ProgramForm, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:
     """A copy of a program, in which groups share no values of so many bytes, and what of it could run in parts."""
     search, graph = program.search, Graph(copied(program.search.graph.module))
     target = search.setting.target

@@ -293,7 +293,7 @@ class AtomNames:
 
 
 @dataclass(frozen=True)
-class Reshards:
+class ReshardPlanner:
     """How tensors are taken from one sharding to another on a mesh.
 
     Attributes:
@@ -346,12 +346,12 @@ def plan_reshard(
     costs: CostModel = CostModel(),  # noqa: B008 - immutable
 ) -> ReshardPlan:
     """As `Reshards.plan`, by all steps that there are."""
-    return Reshards(mesh, costs).plan(shape, itemsize, source, target)
+    return ReshardPlanner(mesh, costs).plan(shape, itemsize, source, target)
 
 
 @lru_cache(maxsize=1 << 14)
 def _planned(
-    how: Reshards, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
+    how: ReshardPlanner, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
 ) -> ReshardPlan:
     _check(shape, source, target)
     if source.unreduced_axes and target.unreduced_axes and _combine_differently(source, target):

@@ -13,7 +13,7 @@ from itertools import islice, product
 from typing import NamedTuple
 
 from sdy_jax.ir.collectives import BY_STRIPS, leads_to_blocks
-from sdy_jax.lowering.reshard.relayouts import Atoms, Change, Sent, change, is_relaid, sent
+from sdy_jax.lowering.reshard.relayouts import Atoms, Change, StripTotals, change, is_relaid, sent
 from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, last_cut, rate, wire_bytes
 
@@ -327,9 +327,9 @@ class ReshardProblem:
         done = self.change(before, after)
         assert done is not None, "steps are changes"
         found = done.relayout
-        return self._strips(before, after, done, Sent(found.wire_elements, found.rounds))
+        return self._strips(before, after, done, StripTotals(found.wire_elements, found.rounds))
 
-    def _strips(self, before: State, after: State, done: Change, found: Sent) -> Price:
+    def _strips(self, before: State, after: State, done: Change, found: StripTotals) -> Price:
         counts = map(max, self.counts(before), self.counts(after))
         row = math.prod(
             block_length(n, count) for d, (n, count) in enumerate(zip(self.shape, counts, strict=True)) if d != done.dim

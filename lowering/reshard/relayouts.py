@@ -60,7 +60,7 @@ class Relaid(NamedTuple):
         return math.prod([self.sizes[atom] for atom in atoms])
 
 
-class Sent(NamedTuple):
+class StripTotals(NamedTuple):
     """What a device sends, in elements along the dimension, and the number of permutes."""
 
     elements: int
@@ -131,7 +131,7 @@ strips are taken where a gather is cheaper."""
 
 
 @lru_cache(maxsize=1 << 16)
-def sent(relaid: Relaid) -> Sent:
+def sent(relaid: Relaid) -> StripTotals:
     """What a relayout sends: of few devices as it is planned, of many by the pattern of overlaps.
 
     A device receives its block in as many strips as that overlaps with others, and each of those that hold a block
@@ -140,18 +140,18 @@ def sent(relaid: Relaid) -> Sent:
     """
     if relaid.count(relaid.group) <= _LISTED:
         found = relayout(*relaid)
-        return Sent(found.wire_elements, found.rounds)
+        return StripTotals(found.wire_elements, found.rounds)
     held, wanted, parts = map(relaid.count, (relaid.have, relaid.want, relaid.joined))
     devices, is_whole = relaid.count(relaid.group), not (relaid.cut or relaid.joined)
     have, want = block_length(relaid.size, held), block_length(relaid.size, wanted)
     if is_whole and relaid.have == relaid.want[: len(relaid.have)]:
-        return Sent(min(want, held * (wanted // held * want - have)), _overlaps(want, have, held))
+        return StripTotals(min(want, held * (wanted // held * want - have)), _overlaps(want, have, held))
     receivers, holders = devices // wanted, devices // (parts * held)
     copies = 1 if is_whole and relaid.want == relaid.have[: len(relaid.want)] else receivers
     takers = block_length(_overlaps(have, want, wanted) * copies, holders)
     elements = max(parts * min(want, relaid.size), block_length(have * copies, holders))
     apart = 1.0 if max(have, want) % min(have, want) == 0 else _APART
-    return Sent(round(apart * elements), max(parts * _overlaps(want, have, held), takers))
+    return StripTotals(round(apart * elements), max(parts * _overlaps(want, have, held), takers))
 
 
 def _overlaps(length: int, block: int, count: int) -> int:

@@ -14,7 +14,7 @@ from sdy_jax.base.errors import ArgumentError
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.pipelines.different_layers import as_one
 from sdy_jax.pipelines.executor import Grouping
-from sdy_jax.pipelines.program import Program, Values
+from sdy_jax.pipelines.program import PipelineProgram, Values
 from sdy_jax.pipelines.region import (
     entries_of,
     entries_without,
@@ -203,7 +203,7 @@ def pipeline(
             last = head.call
         loss_aux = [] if head is None else head.aux
         types = traced.types_read(len(jax.tree.leaves(batch)), len(stacked))
-        program = Program(region, schedule, table, grouping, types, traced.call, last, traced.aux, loss_aux)
+        program = PipelineProgram(region, schedule, table, grouping, types, traced.call, last, traced.aux, loss_aux)
         values = Values(
             weights=jax.tree.leaves(stacks),
             batch=jax.tree.leaves(batch),

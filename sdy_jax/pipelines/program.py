@@ -55,7 +55,7 @@ class Results(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class PipelineProgram:
     """What runs.
 
     Attributes:

@@ -14,7 +14,7 @@ from sdy_jax.lowering.planner.rewrites.preparation import prepared
 from sdy_jax.lowering.planner.search.layout_search import best_choice
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, plan_of
 from sdy_jax.lowering.planner.setting import Setting
-from sdy_jax.lowering.planner.solve.improvement import Choices
+from sdy_jax.lowering.planner.solve.improvement import Improver
 from sdy_jax.lowering.targets.target import Target
 
 
@@ -42,7 +42,7 @@ class Program:
     def placed_by_plan(self):
         module = self.graph.module
         with module.context, ir.Location.unknown(module.context):
-            return self.place(plan_of(self.modelled, best_choice(Choices(self.modelled))))
+            return self.place(plan_of(self.modelled, best_choice(Improver(self.modelled))))
 
     def placed_by_its_own_choices(self):
         module = self.graph.module

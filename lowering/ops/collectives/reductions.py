@@ -78,7 +78,7 @@ def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Fo
     return bool(behind[-1] % LANES and part % _lanes(itemsize)) and part % SUBLANES == 0
 
 
-class Sent(NamedTuple):
+class ScatterForm(NamedTuple):
     """How an array is scattered: in which shape, along which dimension, and whether that is in parts (`is_tiled`), or
     has one element per part."""
 
@@ -87,28 +87,28 @@ class Sent(NamedTuple):
     is_tiled: bool = True
 
 
-def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> Sent:
+def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> ScatterForm:
     """How an array without dimensions of size 1 is sent that is scattered in so many parts along a dimension."""
-    as_it_is = Sent(tuple(shape), dim)
+    as_it_is = ScatterForm(tuple(shape), dim)
     if not forms.in_lanes:
         return as_it_is
     if as_rows(shape, itemsize, dim, parts, forms):
-        return Sent((*shape[: dim + 1], math.prod(shape[dim + 1 :])), dim)
+        return ScatterForm((*shape[: dim + 1], math.prod(shape[dim + 1 :])), dim)
     if dim == 0:
         return as_it_is
     before, rows = math.prod(shape[:dim]), math.prod(shape[dim:-1])
     if dim < len(shape) - 1 and shape[-1] % LANES == 0 and rows // parts % _packed(itemsize) == 0:
-        return Sent((before, rows, shape[-1]), 1)
+        return ScatterForm((before, rows, shape[-1]), 1)
     part = math.prod(shape[dim:]) // parts
     # XLA makes kernels of convolutions with another dimension in front: a resnet's step takes 1.02 so (libtpu 0.0.51).
     is_kernel = dim == len(shape) - 1 > 1
     if is_kernel or math.prod(shape) * itemsize < LEAST_MOVED:
         return as_it_is
     if before <= _COMPACT:
-        return Sent((*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]), dim, is_tiled=False)
+        return ScatterForm((*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]), dim, is_tiled=False)
     if part % _lanes(itemsize) == 0:
-        return Sent((before, parts * part), 1)
-    return Sent((before, parts, part), 1, is_tiled=False)
+        return ScatterForm((before, parts * part), 1)
+    return ScatterForm((before, parts, part), 1, is_tiled=False)
 
 
 def _lanes(itemsize: int) -> int:

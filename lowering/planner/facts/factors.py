@@ -17,7 +17,7 @@ from sdy_jax.ir.new_ops import declare_mesh
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.shardings import OpShardingRule, TensorMapping, TensorSharding
 from sdy_jax.lowering.ops.registry import cuts_no_axes
-from sdy_jax.lowering.reshard.planner import ReshardPlan, Reshards, plan_across
+from sdy_jax.lowering.reshard.planner import ReshardPlan, ReshardPlanner, plan_across
 from sdy_jax.lowering.targets.cost_model import CostModel
 
 # Shardings of dimensions as shardings of factors, and back, for the partitioner.
@@ -298,7 +298,7 @@ class ProgramMeshes:
     ) -> ReshardPlan:
         """`Reshards.plan` between settled shardings, also on different meshes."""
         if source.mesh == target.mesh:
-            return Reshards(self.base, costs, self._whole_axes).plan(shape, itemsize, source, target)
+            return ReshardPlanner(self.base, costs, self._whole_axes).plan(shape, itemsize, source, target)
         meshes = self._mesh(source.mesh), self._mesh(target.mesh)
         return plan_across(shape, itemsize, source, target, meshes, costs)
 

@@ -101,7 +101,7 @@ a search that is spared where layouts alone will hardly do."""
 
 
 @dataclass(eq=False)
-class Program:
+class ProgramForm:
     """A program with the trials that were tried at so many multipliers of memory, what it computes again, what in
     parts, and how it was rewritten for that; `incumbent`: the cost of another program that fits."""
 
@@ -113,7 +113,7 @@ class Program:
     incumbent: float = math.inf
 
     @property
-    def at_all_multipliers(self) -> Program:
+    def at_all_multipliers(self) -> ProgramForm:
         """The same with trials at as many multipliers as there are."""
         return replace(self, multipliers=MULTIPLIERS)
 
@@ -176,7 +176,7 @@ class Program:
         return (self.best.cost if self.fits else math.inf), self.best.peak.total
 
 
-def best_program(written: Program, named: Collection[Mark]) -> Program:
+def best_program(written: ProgramForm, named: Collection[Mark]) -> ProgramForm:
     """The best form of a program: as it is, or with something that is computed again, if that costs less than
     to fit otherwise, or if nothing else fits; and in loops where that takes less time than to hold it. Nothing is where
     `jax.checkpoint` says what is held.
@@ -193,15 +193,15 @@ def best_program(written: Program, named: Collection[Mark]) -> Program:
     if may_mention(graph.module, RUN_AGAIN) and any(is_computed_again(op.mlir.location) for op in graph.ops):
         return written.at_all_multipliers
     others = _quicker if written.search.budget.fits(written.cheapest) else _holding_less
-    best = min([written, *others(written, named)], key=Program.rank)
+    best = min([written, *others(written, named)], key=ProgramForm.rank)
     if not best.fits:
-        best = min(best, written.at_all_multipliers, key=Program.rank)
+        best = min(best, written.at_all_multipliers, key=ProgramForm.rank)
     if best.what is not None:
         best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
     return best
 
 
-def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
+def _quicker(written: ProgramForm, named: Collection[Mark]) -> Iterator[ProgramForm]:
     """One that computes again in a loop what takes longer to write in another loop, and to read."""
     multiplier = 2 * written.search.costs.memory
     if not multiplier or not forward_loops(written.search.graph):
@@ -209,10 +209,10 @@ def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     rewrite = Rewrite("loops", multiplier, keeps_named=True)
     found = rewritten(written, rewrite, named)
     if found is not None:
-        yield Program(written.of(found[0]), found[1], rewrites=written.after(rewrite))
+        yield ProgramForm(written.of(found[0]), found[1], rewrites=written.after(rewrite))
 
 
-def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program]:
+def _holding_less(written: ProgramForm, named: Collection[Mark]) -> Iterator[ProgramForm]:
     """Programs that hold less of what is needed later; the last one fits, if there is such."""
     kept = frozenset(named)
     for keeps_named in (True, False) if kept else (True,):
@@ -226,7 +226,7 @@ def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program
                 return
 
 
-def _holding_less_and_less(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iterator[Program]:
+def _holding_less_and_less(written: ProgramForm, again: Rewrite, kept: Collection[Mark]) -> Iterator[ProgramForm]:
     """Programs that hold as much less as the one before did hold too much, and in the end as little as they can."""
     saving, before = written.too_much, Recomputed()
     for number in range(_TRIES):
@@ -241,7 +241,7 @@ def _holding_less_and_less(written: Program, again: Rewrite, kept: Collection[Ma
         saving = before.bytes + _MORE * less.too_much
 
 
-def _of_little(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iterator[Program]:
+def _of_little(written: ProgramForm, again: Rewrite, kept: Collection[Mark]) -> Iterator[ProgramForm]:
     """One that makes parts of others that it makes again, instead of holding what passes between them."""
     found = _saving(written, replace(again, in_parts=False), kept, written.too_much)
     if found is not None:
@@ -250,7 +250,7 @@ def _of_little(written: Program, again: Rewrite, kept: Collection[Mark]) -> Iter
 
 
 def _saving(
-    written: Program, again: Rewrite, kept: Collection[Mark], saving: float
+    written: ProgramForm, again: Rewrite, kept: Collection[Mark], saving: float
 ) -> tuple[Rewrite, Graph, Recomputed] | None:
     """The program with something that is computed again to save so many bytes, and how it is rewritten for that; None
     where nothing can be saved."""
@@ -261,14 +261,14 @@ def _saving(
     return None if found is None else (rewrite, *found)
 
 
-def rewritten(written: Program, rewrite: Rewrite, named: Collection[Mark]) -> tuple[Graph, Recomputed] | None:
+def rewritten(written: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) -> tuple[Graph, Recomputed] | None:
     """A program with something that is computed again; None where that is nothing."""
     copy = Graph(copied(written.search.graph.module))
     segments = _segments(written, copy, rewrite, named if rewrite.keeps_named else ())
     return recomputed(copy, segments, rewrite.memory_multiplier)
 
 
-def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[Mark]) -> list[PricedSegment]:
+def _segments(written: ProgramForm, copy: Graph, rewrite: Rewrite, kept: Collection[Mark]) -> list[PricedSegment]:
     """What of a copy of a program could run again."""
     prices = ProgramPrices(copy, written.least, written.search.setting.target.arrays)
     if rewrite.kind == "loops":
@@ -276,8 +276,8 @@ def _segments(written: Program, copy: Graph, rewrite: Rewrite, kept: Collection[
     return list(priced_segments(copy, prices, written.search.setting.mesh_name, kept, rewrite.in_parts))
 
 
-def _searched(written: Program, graph: Graph, what: Recomputed, rewrite: Rewrite) -> Program:
+def _searched(written: ProgramForm, graph: Graph, what: Recomputed, rewrite: Rewrite) -> ProgramForm:
     """A form of a program, with trials at all multipliers where few of them nearly have it fit."""
-    quick = Program(written.of(graph), what, FEW, rewrites=written.after(rewrite), incumbent=written.incumbent)
+    quick = ProgramForm(written.of(graph), what, FEW, rewrites=written.after(rewrite), incumbent=written.incumbent)
     is_near = quick.too_much <= _NEAR * quick.search.limit
     return quick.at_all_multipliers if is_near and not quick.fits else quick

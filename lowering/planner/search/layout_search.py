@@ -33,7 +33,7 @@ from sdy_jax.lowering.planner.search.memory_search import (
 )
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, plan_of
 from sdy_jax.lowering.planner.setting import Setting
-from sdy_jax.lowering.planner.solve.improvement import Choices
+from sdy_jax.lowering.planner.solve.improvement import Improver
 
 # Choices that are kept while all others are made: the nodes that they speak of have no other candidate.
 
@@ -111,17 +111,17 @@ for work that a lower one would have saved as well. It rises faster where the la
 first choice saves, as by a model of latencies in which work costs next to nothing."""
 
 
-def best_choice(choices: Choices, latency: float = 0.0, least_worth: float = 0.0) -> Chosen:
+def best_choice(improver: Improver, latency: float = 0.0, least_worth: float = 0.0) -> Chosen:
     """The best choice that was found, if memory costs nothing; of those that do not do too much work, at a
     multiplier of work that rises where the best one does. `latency`: that of a collective; 0 where that is not known.
     `least_worth`: what each has to save then, at least."""
-    program = choices.program
+    program = improver.program
     model, start = program.model, program.start
     worth = _WORTH * model.mean_reshard(start)
     model.charge_each_reshard(min(worth, _LATENCIES * latency) if latency else max(worth, least_worth))
     dearer = _DEARER
     for number in range(1, _TRIES + 1):
-        found = choices.improved(start)
+        found = improver.improved(start)
         if model.operations(found) <= program.most_operations:
             return found
         if number == 1:
@@ -292,23 +292,23 @@ class LayoutSearch:
     def _tried_where(self, least_worth: float) -> ProgramsTried | None:
         """Those where a collective has to save so much, at least, where no latency is known."""
         program = planning_problem(self.graph, self.baseline.placed, self.setting, self._start.atoms, self._border)
-        choices = Choices(program, self.policy.effort or math.inf)
-        best = self._best_choice(choices, least_worth)
+        improver = Improver(program, self.policy.effort or math.inf)
+        best = self._best_choice(improver, least_worth)
         if self._baseline_fits and program.saved(best) < self.least_gain:
             return None
-        return ProgramsTried(choices, best, self.baseline, self.budget, self.trial)
+        return ProgramsTried(improver, best, self.baseline, self.budget, self.trial)
 
-    def _best_choice(self, choices: Choices, least_worth: float) -> Chosen:
+    def _best_choice(self, improver: Improver, least_worth: float) -> Chosen:
         """The best choice in which products repeat no work; where they may, the best one of all, if it saves much."""
-        program, model = choices.program, choices.program.model
+        program, model = improver.program, improver.program.model
         every = program.leave_out_repeated_work()
-        best = best_choice(choices, self._latency, least_worth)
+        best = best_choice(improver, self._latency, least_worth)
         worth = _PROMISED * (self.baseline.cost - program.saved(best))
         if not every or model.cost(best) - model.work(best) < worth:
             return best
         for node, candidates in every.items():
             model.nodes[node].candidates = candidates
-        repeating = choices.improved(best)
+        repeating = improver.improved(best)
         if model.cost(best) - model.cost(repeating) > worth:
             return repeating
         program.leave_out_repeated_work()
@@ -321,8 +321,8 @@ class LayoutSearch:
             return None
         program = planning_problem(self.graph, self.baseline.placed, self.setting, self._start.atoms, self._border)
         with keeping(program, kept) as chosen_of:
-            choices = Choices(program, self.policy.effort or math.inf)
-            best = chosen_of(self._best_choice(choices, self._least_worth))
+            improver = Improver(program, self.policy.effort or math.inf)
+            best = chosen_of(self._best_choice(improver, self._least_worth))
         trial = self.trial(plan_of(program, best))
         return trial if self.budget.fits(trial) or not self.setting.available else None
 

@@ -24,7 +24,7 @@ from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem
 from sdy_jax.lowering.planner.problem.program_model import Chosen
 from sdy_jax.lowering.planner.search.held_copies import freed_gaps, held_copies, live_without, numbered_uses, place_uses
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, PerOp, plan_of
-from sdy_jax.lowering.planner.solve.improvement import Choices
+from sdy_jax.lowering.planner.solve.improvement import Improver
 
 # What a program may hold on a device, and which of several programs is the best within that.
 
@@ -237,14 +237,14 @@ class ProgramsTried:
 
     def __init__(
         self,
-        choices: Choices,
+        improver: Improver,
         best: Chosen,
         baseline: PartitionedProgram,
         budget: MemoryBudget,
         partitioned: FollowPlan,
     ):
         self._kept: list[PartitionedProgram] = []
-        search = _MemorySearch(choices, baseline, budget, partitioned, self._kept)
+        search = _MemorySearch(improver, baseline, budget, partitioned, self._kept)
         self._further = search.run(best)
         self._per_multiplier: list[list[PartitionedProgram]] = []
         """Per multiplier, the trials until then."""
@@ -265,13 +265,13 @@ class _MemorySearch:
 
     def __init__(
         self,
-        choices: Choices,
+        improver: Improver,
         baseline: PartitionedProgram,
         budget: MemoryBudget,
         partitioned: FollowPlan,
         kept: Sequence[PartitionedProgram],
     ):
-        self._choices, self._program = choices, choices.program
+        self._improver, self._program = improver, improver.program
         self._baseline, self._budget, self._partitioned = baseline, budget, partitioned
         self._kept = kept
         self.trials: dict[object, PartitionedProgram] = {tuple(self._program.start): baseline}
@@ -356,14 +356,14 @@ class _MemorySearch:
         for _ in range(MULTIPLIERS):
             program.set_memory_multipliers(multipliers.tolist())
             before, count = self._lowest, len(self.trials)
-            chosen = self._choices.improved(chosen, nearby=True)
+            chosen = self._improver.improved(chosen, nearby=True)
             trial = self.follow(chosen)
             fits = self._budget.fits(trial)
             low, high = (low, multipliers) if fits else (multipliers, high)
             idle = 0 if fits or self._lowest < before else idle + 1
             yield
             if (
-                not self._choices.left
+                not self._improver.left
                 or self.is_good(best)
                 or closer == _CLOSER
                 or idle == _IDLE
@@ -380,7 +380,7 @@ class _MemorySearch:
         program, chosen = self._program, best
         for number in range(1, _CHEAPENED + 1):
             program.model.set_work_multiplier(_CHEAPER**-number)
-            chosen = self._choices.improved(chosen)
+            chosen = self._improver.improved(chosen)
             trial = self.follow(chosen)
             if not trial.sends_too_much_beside(self._baseline):
                 break
@@ -395,7 +395,7 @@ class _MemorySearch:
             multipliers = np.maximum(multipliers, times * byte * tight / tight.sum())
             if not np.array_equal(multipliers, before):
                 program.set_memory_multipliers(multipliers.tolist())
-                chosen = self._choices.improved(chosen)
+                chosen = self._improver.improved(chosen)
                 trial = self.follow(chosen)
 
     def _first_multipliers(self, trial: PartitionedProgram) -> PerOp:

@@ -322,7 +322,7 @@ Measured (2026-11): the step of a pipeline of 2 stages on parts 2 x 2 x 2 has 44
 held 4.0 MB at 1.04. Steps of four layers on 4 x 2 have 30,000 to 40,000, and are solved in 0.3 s."""
 
 
-class Choices:
+class Improver:
     """Makes choices for a planning problem; `left` is how many may still be made."""
 
     def __init__(self, program: PlanningProblem, left: float = math.inf):

@@ -27,14 +27,14 @@ of 400 nodes had 15 million in random graphs with equal layers, 33 million with 
 decide, which prove less; with more, planning takes the memory of the host."""
 
 
-class Order(NamedTuple):
+class EliminationOrder(NamedTuple):
     """Nodes in the order in which they are minimised out, and the entries of the largest table that this makes."""
 
     nodes: list[int]
     largest: int
 
 
-def elimination_order(graph: CostGraph, limit: int) -> Order:
+def elimination_order(graph: CostGraph, limit: int) -> EliminationOrder:
     """The order by least table first, ties by node number; it ends where the least table is above the limit."""
     around = {node: set(graph.tables[node]) for node in graph.remaining()}
     sizes = [len(vector) for vector in graph.vectors]
@@ -56,7 +56,7 @@ def elimination_order(graph: CostGraph, limit: int) -> Order:
             around[other] -= {node, other}
             entries[other] = math.prod([sizes[k] for k in around[other]])
             heapq.heappush(heap, (entries[other], other))
-    return Order(nodes, largest)
+    return EliminationOrder(nodes, largest)
 
 
 class _Factor(NamedTuple):

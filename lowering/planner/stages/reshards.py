@@ -46,7 +46,7 @@ from sdy_jax.ir.stored_shardings import (
 from sdy_jax.lowering.planner.placement.collectives import create_collective
 from sdy_jax.lowering.planner.placement.program_placement import partition_locally
 from sdy_jax.lowering.planner.setting import Policy, Setting
-from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, Reshards, plan_across
+from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, ReshardPlanner, plan_across
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.passes.calls import inline_calls
 from sdy_jax.shardy.passes.constraints import current_sharding
@@ -94,7 +94,7 @@ class Chain:
                 f"the mesh {first} to {second}; both must have the same axes and devices"
             )
         if source.mesh == target.mesh:
-            return Reshards(first, _COSTS, strips=False).plan(shape or (), itemsize(dtype), source, target)
+            return ReshardPlanner(first, _COSTS, strips=False).plan(shape or (), itemsize(dtype), source, target)
         return plan_across(shape or (), itemsize(dtype), source, target, (first, second), _COSTS)
 
     def _on_one_name(self) -> tuple[TensorSharding, TensorSharding, Mesh, Mesh]:

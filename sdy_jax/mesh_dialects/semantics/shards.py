@@ -17,7 +17,7 @@ from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, packing, reductions
-from sdy_jax.lowering.reshard.planner import Collective, Reshards
+from sdy_jax.lowering.reshard.planner import Collective, ReshardPlanner
 from sdy_jax.mesh_dialects.semantics.checks import (
     AxisIndices,
     DeviceAxes,
@@ -455,6 +455,6 @@ def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:
 
 def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[LocalStep]:
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
-    steps = Reshards(mesh, whole_axes=True, strips=False).plan(tuple(shape), 1, source, target).steps
+    steps = ReshardPlanner(mesh, whole_axes=True, strips=False).plan(tuple(shape), 1, source, target).steps
     starts = [source, *(step.result for step in steps)]
     return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]

@@ -17,7 +17,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.ops.collectives.movement import Numbers
-from sdy_jax.lowering.ops.collectives.reductions import Sent, as_rows, scattered_as
+from sdy_jax.lowering.ops.collectives.reductions import ScatterForm, as_rows, scattered_as
 from sdy_jax.lowering.ops.products import multiplied
 from sdy_jax.lowering.ops.registry import LocalOp
 from sdy_jax.lowering.targets.gpu import GPU
@@ -87,16 +87,16 @@ SENT = [
 @pytest.mark.usefixtures("tpus")
 @pytest.mark.parametrize(("itemsize", "shape", "dim", "parts", "sent", "at", "is_tiled"), SENT)
 def test_sums_are_scattered_as_they_stay_scatters(itemsize, shape, dim, parts, sent, at, is_tiled):
-    assert scattered_as(shape, itemsize, dim, parts, TPU.forms) == Sent(sent, at, is_tiled)
+    assert scattered_as(shape, itemsize, dim, parts, TPU.forms) == ScatterForm(sent, at, is_tiled)
 
 
 def test_small_sums_are_scattered_as_they_are(monkeypatch):
-    assert scattered_as((16, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((16, 2048), 1)
-    assert scattered_as((8, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((8, 8, 64, 4), 1)
+    assert scattered_as((16, 8, 64, 4), 2, 1, 8, TPU.forms) == ScatterForm((16, 2048), 1)
+    assert scattered_as((8, 8, 64, 4), 2, 1, 8, TPU.forms) == ScatterForm((8, 8, 64, 4), 1)
 
 
 def test_other_devices_scatter_sums_as_they_are():
-    assert scattered_as((64, 8, 128, 4), 2, 1, 8, GPU.forms) == Sent((64, 8, 128, 4), 1)
+    assert scattered_as((64, 8, 128, 4), 2, 1, 8, GPU.forms) == ScatterForm((64, 8, 128, 4), 1)
 
 
 SHAPES = {"b": 64, "s": 8, "d": 64, "e": 2, "n": 3, "h": 2, "k": 4}

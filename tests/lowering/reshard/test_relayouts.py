@@ -18,7 +18,7 @@ from uneven_blocks import PARTITIONED, assert_close, split
 import sdy_jax as sdy
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.reshard.planner import Reshards, plan_reshard
+from sdy_jax.lowering.reshard.planner import ReshardPlanner, plan_reshard
 from sdy_jax.lowering.reshard.relayouts import Relaid, is_relaid, relayout, sent
 from sdy_jax.plan.profile import collectives_in_hlo, totals
 
@@ -130,7 +130,7 @@ def test_random_reshards_of_uneven_dimensions_arrive(sizes, unreduced):
         plan = plan_reshard(shape, 4, source, target, mesh)
         kinds |= {step.kind for step in plan.steps}
         Simulator(shape, source, mesh).run(plan).assert_is(target)
-        without = Reshards(mesh, strips=False).plan(shape, 4, source, target)
+        without = ReshardPlanner(mesh, strips=False).plan(shape, 4, source, target)
         assert target.unreduced_axes or plan.cost <= without.cost + 1e-9
     assert "reshard" in kinds
 

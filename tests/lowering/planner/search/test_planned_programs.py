@@ -12,7 +12,7 @@ from planned_steps import Program
 import sdy_jax as sdy
 from sdy_jax.lowering.planner.search.layout_search import best_choice
 from sdy_jax.lowering.planner.search.partitioned_program import plan_of
-from sdy_jax.lowering.planner.solve.improvement import Choices
+from sdy_jax.lowering.planner.solve.improvement import Improver
 from sdy_jax.plan.profile import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.filterwarnings("ignore::sdy_jax.plan.notices.PartitionWarning")
@@ -42,7 +42,7 @@ def checked(function, args, mesh, in_shardings, out_shardings=None, bypassed=Fal
     program = Program(function, args, mesh, in_shardings, out_shardings)
     emitted = program.placed_by_plan().cost
     assert emitted <= program.baseline.cost * (1 + 1e-9)
-    choice = best_choice(Choices(program.modelled))
+    choice = best_choice(Improver(program.modelled))
     program.model.charge_each_reshard(0.0)  # what a reshard has to save is in no program, nor is a multiplier of work
     program.model.set_work_multiplier(1.0)
     modelled = program.model.cost(choice)
@@ -280,7 +280,7 @@ def test_partial_sums_that_all_users_take_are_not_reduced_before():
     assert whole <= 16  # one number is reduced
     program = Program(function, *args)
     product = next(n for n, op in enumerate(program.graph.ops) if op.name == "stablehlo.dot_general")
-    assert plan_of(program.modelled, best_choice(Choices(program.modelled))).shared[product, 0].unreduced_axes
+    assert plan_of(program.modelled, best_choice(Improver(program.modelled))).shared[product, 0].unreduced_axes
 
 
 def test_a_weight_that_is_rounded_for_two_users_is_gathered_once():

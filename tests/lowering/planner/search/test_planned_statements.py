@@ -15,7 +15,7 @@ from sdy_jax.lowering.planner.problem import candidates as constraint_candidates
 from sdy_jax.lowering.planner.search.layout_search import best_choice
 from sdy_jax.lowering.planner.search.partitioned_program import plan_of
 from sdy_jax.lowering.planner.setting import Policy
-from sdy_jax.lowering.planner.solve.improvement import Choices
+from sdy_jax.lowering.planner.solve.improvement import Improver
 from sdy_jax.testing import assert_same
 
 U = P.UNCONSTRAINED
@@ -40,7 +40,7 @@ class Chosen(Program):
 
     def __init__(self, function, args, mesh, in_shardings, out_shardings=None):
         super().__init__(function, args, mesh, in_shardings, out_shardings)
-        self.choice = best_choice(Choices(self.modelled))
+        self.choice = best_choice(Improver(self.modelled))
 
     @property
     def cost(self):

@@ -26,7 +26,7 @@ from sdy_jax.lowering.planner.search.layout_search import best_choice
 from sdy_jax.lowering.planner.search.memory_search import FEW, MemoryBudget, ProgramsTried
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.planner.solve import improvement
-from sdy_jax.lowering.planner.solve.improvement import Choices
+from sdy_jax.lowering.planner.solve.improvement import Improver
 from sdy_jax.lowering.reshard.bounds import steps_between
 from sdy_jax.lowering.targets.family import Fusion
 from sdy_jax.lowering.targets.target import CPU, Target
@@ -57,7 +57,7 @@ def test_a_choice_near_another_one_costs_no_more(name, monkeypatch):
     monkeypatch.setattr(improvement, "_WIDE", 0)
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    made, start, cost = Choices(program.modelled), program.modelled.start, program.model.cost
+    made, start, cost = Improver(program.modelled), program.modelled.start, program.model.cost
     nearby, best = made.improved(start, nearby=True), made.improved(start)
     assert cost(best) <= cost(nearby) * (1 + 1e-9) and cost(nearby) <= cost(start)
 
@@ -67,7 +67,7 @@ def test_what_is_planned_is_emitted(name):
     """Up to what every device computes from constants, which the model leaves out, and what each reshard is charged."""
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    chosen, emitted = best_choice(Choices(program.modelled)), program.placed_by_plan()
+    chosen, emitted = best_choice(Improver(program.modelled)), program.placed_by_plan()
     program.model.charge_each_reshard(0.0)
     assert emitted.cost == pytest.approx(program.model.cost(chosen), rel=0.03)
 
