@@ -345,7 +345,7 @@ def plan_reshard(
     mesh: Mesh,
     costs: CostModel = CostModel(),  # noqa: B008 - immutable
 ) -> ReshardPlan:
-    """As `Reshards.plan`, by all steps that there are."""
+    """As `ReshardPlanner.plan`, by all steps that there are."""
     return ReshardPlanner(mesh, costs).plan(shape, itemsize, source, target)
 
 
