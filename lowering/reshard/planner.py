@@ -287,7 +287,7 @@ class AtomNames:
 
 # From one sharding to another as the cheapest sequence of collectives.
 #
-#     Reshards.plan    names -> problem (`problem_of`) -> its solution (`solution.py`) -> collectives with names
+#     ReshardPlanner.plan    names -> problem (`problem_of`) -> its solution (`solution.py`) -> collectives with names
 #
 # Each call is remembered, and each problem without names (`solution.py`).
 
@@ -330,7 +330,7 @@ class ReshardPlanner:
         >>> from sdy_jax.ir.meshes import AxisRef, Mesh
         >>> x, = (AxisRef("x"),)
         >>> source, target = (TensorSharding.closed("m", axes) for axes in ([[x], []], [[], [x]]))
-        >>> plan = Reshards(Mesh.of(x=2)).plan((16, 8), 4, source, target)
+        >>> plan = ReshardPlanner(Mesh.of(x=2)).plan((16, 8), 4, source, target)
         >>> [(step.kind, str(step), step.wire_bytes) for step in plan.steps]
         [('all_to_all', '[{"x"}: 0->1]', 128.0)]
         """
@@ -414,7 +414,7 @@ def plan_across(
     """The cheapest collectives from a sharding on the first of two meshes to one on the second.
 
     Args:
-        shape, itemsize, source, target, costs: as in `Reshards.plan`; the shardings name different meshes.
+        shape, itemsize, source, target, costs: as in `ReshardPlanner.plan`; the shardings name different meshes.
         meshes: the source's and the target's mesh. They have the same axes; their devices are in different orders.
     """
     if _is_whole(source) and _is_whole(target) and _coincide(source, target, meshes):

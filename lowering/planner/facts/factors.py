@@ -296,7 +296,7 @@ class ProgramMeshes:
         target: TensorSharding,
         costs: CostModel,
     ) -> ReshardPlan:
-        """`Reshards.plan` between settled shardings, also on different meshes."""
+        """`ReshardPlanner.plan` between settled shardings, also on different meshes."""
         if source.mesh == target.mesh:
             return ReshardPlanner(self.base, costs, self._whole_axes).plan(shape, itemsize, source, target)
         meshes = self._mesh(source.mesh), self._mesh(target.mesh)
