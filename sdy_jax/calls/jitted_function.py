@@ -314,7 +314,8 @@ class JittedFunction:
     def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
         call = self._function.arguments(args, kwargs)
         choice = self._chosen(call)
-        if not call.is_traced and has_empty_results(self._function.planned(call)):
+        has_empty = any(0 in getattr(leaf.value, "shape", ()) for leaf in call.given)
+        if has_empty and not call.is_traced and has_empty_results(self._function.planned(call)):
             choice = DispatchChoice(WithEmptyResults(choice.jitted), lasts=False)
         if not call.elsewhere:
             return choice
