@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from sdy_jax.base.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.device_orders import block_indices, cuts_at, groups_of_axes
+from sdy_jax.ir.device_orders import block_indices, cuts_at, device_ids, groups_of_axes, same_devices
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.shardings import TensorSharding
@@ -115,15 +115,15 @@ class RefinedMesh:
     def with_meshes(self, meshes: Mapping[str, Mesh]) -> RefinedMesh:
         """Knows those of a module's meshes whose devices are this mesh's in another order."""
         found = ((name, mesh) for name, mesh in meshes.items() if mesh != self.mesh and mesh.axes == self.mesh.axes)
-        return replace(self, others=tuple((n, m) for n, m in found if sorted(_ids(m)) == sorted(_ids(self.mesh))))
+        return replace(self, others=tuple((name, mesh) for name, mesh in found if same_devices(mesh, self.mesh)))
 
     def on(self, mesh: str | Mesh) -> RefinedMesh:
         """The view of the mesh with this symbol; of the mesh of the `shard_map` for every name that is not known."""
         other = next((m for name, m in self.others if name == mesh), None)
         if other is None:
             return replace(self, device_permutation=()) if self.device_permutation else self
-        seat = {device: position for position, device in enumerate(_ids(self.mesh))}
-        return replace(self, device_permutation=tuple(seat[device] for device in _ids(other)))
+        seat = {device: position for position, device in enumerate(device_ids(self.mesh))}
+        return replace(self, device_permutation=tuple(seat[device] for device in device_ids(other)))
 
     def in_groups(self, groups: Sequence[Sequence[int]]) -> RefinedMesh:
         """The view of groups of one size that hold each position once: their members differ along the axis `member`."""
@@ -214,10 +214,6 @@ def in_place_of_context(mesh: AnyMesh) -> AbstractContextManager[Any]:
     around = jax.sharding.get_abstract_mesh()
     is_other = not around.empty and around != mesh.abstract_mesh
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if is_other else nullcontext()
-
-
-def _ids(mesh: Mesh) -> Sequence[int]:
-    return mesh.device_ids or range(mesh.size)
 
 
 def _atom_name(atom: AxisRef) -> str:

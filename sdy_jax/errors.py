@@ -4,34 +4,5 @@
 what was given, where (argument path, source line or MLIR location), and what would be right.
 """
 
-from sdy_jax.base.errors import (
-    ArgumentError,
-    ContractError,
-    DeletedArrayError,
-    InternalError,
-    MemoryLimitError,
-    ParseError,
-    PartitionWarning,
-    PinnedPlanError,
-    ProcessError,
-    SdyError,
-    ShardingError,
-    UnsupportedError,
-    VerificationError,
-)
-
-__all__ = [
-    "ArgumentError",
-    "ContractError",
-    "DeletedArrayError",
-    "InternalError",
-    "MemoryLimitError",
-    "ParseError",
-    "PartitionWarning",
-    "PinnedPlanError",
-    "ProcessError",
-    "SdyError",
-    "ShardingError",
-    "UnsupportedError",
-    "VerificationError",
-]
+from sdy_jax.base.errors import *  # noqa: F403 - what `__all__` lists there
+from sdy_jax.base.errors import __all__ as __all__

@@ -287,7 +287,7 @@ class AtomNames:
 
 # From one sharding to another as the cheapest sequence of collectives.
 #
-#     ReshardPlanner.plan    names -> problem (`problem_of`) -> its solution (`solution.py`) -> collectives with names
+#     ReshardPlanner.plan   names -> problem (`problem_of`) -> its solution (`solution.py`) -> collectives with names
 #
 # Each call is remembered, and each problem without names (`solution.py`).
 

@@ -250,9 +250,9 @@ class Rate(NamedTuple):
 
     def time(self, wire: float) -> float:
         """The time of one collective in which each device sends `wire` bytes; nothing where that is none."""
-        sending = wire * self.per_byte
-        if not (self.is_shared and self.fixed):
+        if not self.is_shared:
             return self.alone(wire)
+        sending = wire * self.per_byte
         return sending + min(self.fixed, IN_A_BUCKET * sending)
 
     def alone(self, wire: float) -> float:

@@ -9,6 +9,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+__all__ = [
+    "ArgumentError",
+    "ContractError",
+    "DeletedArrayError",
+    "InternalError",
+    "MemoryLimitError",
+    "ParseError",
+    "PartitionWarning",
+    "PinnedPlanError",
+    "ProcessError",
+    "SdyError",
+    "ShardingError",
+    "UnsupportedError",
+    "VerificationError",
+]
+
 
 class SdyError(Exception):
     """Base of everything that sdy_jax raises on purpose.
@@ -197,6 +213,5 @@ def with_article(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'aeiouAEIO' else 'a'} {kind.__name__}"
 
 
-for _found in list(globals().values()):
-    if isinstance(_found, type) and issubclass(_found, Exception):
-        _found.__module__ = "sdy_jax.errors"
+for _name in __all__:
+    globals()[_name].__module__ = "sdy_jax.errors"

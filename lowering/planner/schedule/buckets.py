@@ -443,8 +443,8 @@ def combine_collectives(
         return None
     before = held()
     peak, live = before.total, {id(op): size + before.total - before.bytes for op, size in before.at}
-    bucket = max(_SHARE_OF_MEMORY * peak, _SHARE_OF_DEVICE * setting.available)
-    bucket = bucket if combining.sent is None else _BLOCKS * combining.sent
+    usual = max(_SHARE_OF_MEMORY * peak, _SHARE_OF_DEVICE * setting.available)
+    bucket = usual if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
         copy = Graph(copied(placed.module))

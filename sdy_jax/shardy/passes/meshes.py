@@ -16,7 +16,7 @@ from sdy_jax.ir.attributes import (
     shardings_from_attribute,
 )
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
-from sdy_jax.ir.device_orders import can_express, cut_at, expressed, rewritten
+from sdy_jax.ir.device_orders import can_express, cut_at, device_ids, expressed, rewritten
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import AxisRef, Mesh, merge_neighbours
 from sdy_jax.ir.new_ops import declare_mesh
@@ -273,7 +273,7 @@ def renumber_devices(module: ir.Operation, ids: Sequence[int]) -> None:
     numbers = {device: number for number, device in enumerate(ids)}
 
     def renumbered(mesh: Mesh) -> Mesh:
-        devices = mesh.device_ids or tuple(range(mesh.size))
+        devices = device_ids(mesh)
         if mesh.is_empty or not numbers.keys() >= {*devices}:
             return mesh
         new = tuple(numbers[device] for device in devices)
