@@ -346,7 +346,7 @@ def test_other_forms_of_a_program_know_what_one_costs_that_fits(fitting, incumbe
     search = SimpleNamespace(
         allowed=lambda found: found[1:], best=lambda found: found[-1], of=lambda graph, cost: (graph, cost)
     )
-    program = recomputation.Program(search)
+    program = recomputation.ProgramForm(search)
     program.found = trials
     assert program.of("graph") == ("graph", incumbent)
 
