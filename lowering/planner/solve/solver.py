@@ -296,12 +296,14 @@ def _solved(graph: CostGraph, most: float, largest_table: int, rounds: int) -> t
     order = elimination_order(graph, largest_table)
     if order.largest <= min(largest_table, SMALL_TABLE) and eliminate(graph, order.nodes):
         return graph.undone({}), graph.constant
-    at_once = FIRST_ROUNDS if order.largest <= largest_table else rounds
+    at_once, few = FIRST_ROUNDS if order.largest <= largest_table else rounds, math.inf
     while rounds > 0:
-        rounds -= incumbent.pass_messages(graph, min(at_once, rounds))
+        rounds -= incumbent.pass_messages(graph, min(at_once, rounds), few)
         at_once = rounds
         if _solved_exactly(graph, largest_table):
             return graph.undone({}), graph.constant
+        # What was found to be too many is not tried again before half of it is left, since messages begin anew then.
+        few = sum(len(graph.vectors[node]) for node in graph.remaining()) / 2
         if incumbent.cost - incumbent.bound <= GAP * incumbent.cost:
             break
     return incumbent.choice, incumbent.bound
@@ -313,9 +315,9 @@ class _Incumbent:
     def __init__(self, most: float):
         self.most, self.choice, self.cost, self.bound = most, dict[int, int](), math.inf, -math.inf
 
-    def pass_messages(self, graph: CostGraph, rounds: int) -> int:
+    def pass_messages(self, graph: CostGraph, rounds: int, few: float = math.inf) -> int:
         """Passes messages and drops the candidates of dearer choices; how many rounds it took."""
-        decoded = pass_messages(graph, rounds, self.most)
+        decoded = pass_messages(graph, rounds, self.most, few)
         if decoded.cost < self.cost:
             self.choice, self.cost = graph.undone(decoded.choice), decoded.cost
         self.most, self.bound = min(self.most, self.cost), max(self.bound, decoded.bound)

@@ -158,13 +158,15 @@ class Decoded(NamedTuple):
     rounds: int
 
 
-def pass_messages(graph: CostGraph, rounds: int, most: float) -> Decoded:
+def pass_messages(graph: CostGraph, rounds: int, most: float, few: float = math.inf) -> Decoded:
     """At most so many rounds, forward and backward over the nodes that are left in their order. Candidates that occur
-    only in choices above `most`, or above the best one, are dropped; where few are left, that ends it."""
+    only in choices above `most`, or above the best one, are dropped; where few are left, that ends it: `FEW` a node,
+    and at most `few` in all."""
     passing, number = _Passing(graph, most), 0
+    few = min(few, FEW * len(graph.remaining()))
     for number in range(1, rounds + 1):
         passing.run(improves=number % IMPROVED == 0 or number == rounds)
-        if passing.is_done or (number % CHECKED == 0 and passing.has_few_left()):
+        if passing.is_done or (number % CHECKED == 0 and passing.left() <= few):
             break
     return passing.decoded(number)
 
@@ -205,8 +207,8 @@ class _Passing:
         gap = self._cost - self._bound
         return gap <= GAP * (self._graph.constant + self._cost) or self._waited >= PATIENCE
 
-    def has_few_left(self) -> bool:
-        """Goes on with the candidates that are needed, if these are fewer; whether they are few."""
+    def left(self) -> int:
+        """Goes on with the candidates that are needed, if these are fewer; how many they are."""
         needed = self._needed()
         left = sum(map(len, needed))
         if left < self._size:
@@ -214,7 +216,7 @@ class _Passing:
             for node, indices in zip(self._nodes, needed, strict=True):
                 if len(indices) < len(node.costs):
                     node.keep(self._graph.pool, indices)
-        return left <= FEW * len(self._nodes)
+        return left
 
     def _needed(self) -> list[Indices]:
         """Per node, the candidates with which the bound stays below what is known; all where that is none."""
