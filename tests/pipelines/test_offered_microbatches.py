@@ -17,11 +17,17 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.calls import meshes
 
-STAGES, DATA, WIDTH = 4, 2, 8
+STAGES, WIDTH = 4, 8
 OFFERED = (2, 4, 8)
-MESH = jax.sharding.Mesh(
-    np.array(jax.devices()[:8]).reshape(STAGES, DATA), ("stage", "data"), axis_types=(AxisType.Auto,) * 2
-)
+
+
+def mesh_of(data: int) -> jax.sharding.Mesh:
+    devices = np.array(jax.devices()[: STAGES * data]).reshape(STAGES, data)
+    return jax.sharding.Mesh(devices, ("stage", "data"), axis_types=(AxisType.Auto,) * 2)
+
+
+MESH, BOTH_AXES = mesh_of(1), mesh_of(2)
+"""Numbers are chosen on the first, where planning each takes a quarter of the time."""
 W = np.random.default_rng(0).normal(size=(8, WIDTH, WIDTH)).astype(np.float32) / 3
 X = np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32)
 SLOW = sdy.CostModel(latency=1e4)
@@ -147,8 +153,8 @@ def test_pipelines_of_several_lines_are_tried_in_all_combinations() -> None:
 @pytest.mark.more("auxiliary results")
 def test_shapes_of_auxiliary_results_are_those_of_the_number_taken() -> None:
     with_aux = lambda w, x: (layer(w, x), jnp.sum(x))  # noqa: E731
-    step = of(lambda w, x: sdy.pipeline(with_aux, w, x, microbatches=OFFERED, has_aux=True), costs=BOTH)
-    assert step.eval_shape(W, X)[1].shape == step(W, X)[1].shape == (8, 4)
+    step = of(lambda w, x: sdy.pipeline(with_aux, w, x, microbatches=[4, 2], has_aux=True), costs=BUSY)
+    assert step.eval_shape(W, X)[1].shape == step(W, X)[1].shape == (STAGES * 2, 4)
 
 
 @pytest.mark.more("pinned plans of such pipelines")
@@ -163,20 +169,21 @@ def test_a_pinned_plan_has_its_number(tmp_path: Any) -> None:
 @pytest.mark.more("lists of meshes")
 def test_of_several_meshes_each_has_its_number() -> None:
     """The mesh and the number that take least are taken together; `tried` is of that mesh."""
-    other = jax.sharding.Mesh(MESH.devices.reshape(DATA, STAGES), MESH.axis_names, axis_types=MESH.axis_types)
-    step = of(trained([2, 4]), mesh=[MESH, other], in_shardings=(P("stage"), sdy.AUTO), costs=BUSY)
+    devices = BOTH_AXES.devices.reshape(2, STAGES)
+    other = jax.sharding.Mesh(devices, BOTH_AXES.axis_names, axis_types=BOTH_AXES.axis_types)
+    step = of(trained([2, 4]), mesh=[BOTH_AXES, other], in_shardings=(P("stage"), sdy.AUTO), costs=BUSY)
     plan = step.plan(W, X)
     tried = {each.microbatches: each for each in plan.record().tried}
     (chosen,) = (each for each in tried.values() if each.chosen)
     assert chosen.time == min(each.time.total for each in plan.meshes) == min(each.time for each in tried.values())
     assert chosen.microbatches == (4,) == tuple(taken(plan))
-    assert [axis.size for axis in plan.program.mesh.axes] == [STAGES, DATA]
+    assert [axis.size for axis in plan.program.mesh.axes] == [STAGES, 2]
     assert_trains(step)
 
 
 @pytest.mark.more("verify, a process of its own")
 def test_verify_compares_the_program_with_the_number_taken() -> None:
-    found = sdy.verify(of(trained([2, 8]), costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False)
+    found = sdy.verify(of(trained([2, 8]), mesh=BOTH_AXES, costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False)
     assert found, str(found)
     assert "stage=4, data=2" in str(found)
 
@@ -186,8 +193,8 @@ def test_vmap_of_such_pipelines() -> None:
     """Inside of the partitioned function, whose number is the best for all of it, and of one that has its own."""
     xs = np.stack([X, 2 * X])
     wanted = jax.vmap(jax.value_and_grad(scanned), (None, 0))(W, xs)
-    inside = of(jax.vmap(trained([2, 8]), (None, 0)), in_shardings=(P("stage"), P()), costs=BOTH)
-    outside = of(trained([2, 8]), costs=BOTH)
+    inside = of(jax.vmap(trained([2, 8]), (None, 0)), mesh=BOTH_AXES, in_shardings=(P("stage"), P()), costs=BOTH)
+    outside = of(trained([2, 8]), mesh=BOTH_AXES, costs=BOTH)
     for run in (inside, jax.vmap(outside, (None, 0))):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), run(W, xs), wanted)
     assert [taken(step.plans[0].plan) for step in (inside, outside)] == [[8], [2]]

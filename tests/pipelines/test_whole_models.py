@@ -19,7 +19,7 @@ def alone() -> list[float]:
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")  # layers that stages do not divide
 @pytest.mark.parametrize(
     "mesh, schedule",
-    [("stage=4,data=2", "1f1b"), ("stage=2,model=2", "zero_bubble"), ("stage=2,data=2,model=2", "interleaved")],
+    [("stage=4,data=2", "1f1b"), ("stage=2,model=2", "zero_bubble"), ("stage=2,data=2", "interleaved")],
 )
 def test_meshes_have_equal_losses(mesh: str, schedule: str, alone: list[float]) -> None:
     """A reducer in a manual region holds ops that only state shardings: erased, they may not be asked for again."""

@@ -185,7 +185,7 @@ def test_nothing_is_computed_again_where_users_say_so():
         sdy.partition(step, **options(), recompute="no").plan(*args)
 
 
-@pytest.mark.parametrize("stack", [unrolled, scanned])
+@pytest.mark.parametrize("stack", [pytest.param(unrolled, marks=pytest.mark.slow), scanned])
 @pytest.mark.more("policies of jax.checkpoint, which the planner leaves alone")
 def test_the_policy_of_a_checkpoint_holds(stack):
     """It says that products are held."""
