@@ -183,7 +183,9 @@ def test_of_several_meshes_each_has_its_number() -> None:
 
 @pytest.mark.more("verify, a process of its own")
 def test_verify_compares_the_program_with_the_number_taken() -> None:
-    found = sdy.verify(of(trained([2, 8]), mesh=BOTH_AXES, costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False)
+    found = sdy.verify(
+        of(trained([2, 8]), mesh=BOTH_AXES, costs=BUSY), W, X, targets=["cpu"], derivatives=False, uneven=False
+    )
     assert found, str(found)
     assert "stage=4, data=2" in str(found)
 
