@@ -18,6 +18,7 @@ from sdy_jax.lowering.planner.rewrites.loop_rewrites import (
     sink_into_loops,
     use_invariants_from_outside,
 )
+from sdy_jax.lowering.planner.rewrites.merged_dims import order_merged_dims
 from sdy_jax.lowering.planner.rewrites.piece_joins import join_pieces
 from sdy_jax.lowering.planner.setting import Setting
 
@@ -274,7 +275,10 @@ def prepared(module: ir.Operation, setting: Setting) -> Graph:
     graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
     graph = narrow_stacks(_changed(change_in_place, graph))
     mesh_name, rule_of = setting.mesh_name, setting.rules.without_overrides().rule_of
-    return _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
+    graph = _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
+    if setting.policy.layouts != "global":
+        return graph
+    return _changed(lambda graph: order_merged_dims(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
 
 
 def _changed(change: Callable[[Graph], Graph], graph: Graph) -> Graph:

@@ -1,0 +1,152 @@
+"""Dimensions that a reshape merges stay split along a minor one, where no one can see in which order they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import CUBE, LINE, PLANE, check
+
+BATCH, PAGES, TOKENS, HEADS, WIDTH = 4, 3, 8, 2, 4
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def attention(q: Any, k: Any, v: Any, table: Any, lengths: Any) -> Any:
+    """Of one query to a row's tokens, which lie in pages."""
+    k, v = (x[table].reshape(BATCH, PAGES * TOKENS, HEADS, WIDTH) for x in (k, v))
+    scores = jnp.einsum("bhe,bthe->bht", q, k)
+    seen = jnp.arange(PAGES * TOKENS) < lengths[:, None]
+    return jnp.einsum("bht,bthe->bhe", jax.nn.softmax(jnp.where(seen[:, None], scores, -1e9), -1), v)
+
+
+def test_tokens_of_pages_that_are_split_stay_where_they_are() -> None:
+    """Only what softmax and products sum up is sent; a mask by position is put in the same order."""
+    pool = drawn(64, TOKENS, HEADS, WIDTH, seed=1)
+    table = np.random.default_rng(2).permutation(64)[: BATCH * PAGES].reshape(BATCH, PAGES)
+    args = drawn(BATCH, HEADS, WIDTH), pool, drawn(*pool.shape, seed=3), table, np.array([5, 24, 17, 9])
+    shardings = P(), P(None, "x"), P(None, "x"), P(), P()
+    check(attention, args, shardings, P(), mesh=LINE, layouts="global", kinds="all_reduce all_reduce all_reduce")
+
+
+def mlp(x: Any, up: Any, down: Any) -> Any:
+    """Of tokens in one dimension, as many models write it."""
+    flat = x.reshape(-1, x.shape[-1])
+    return (flat + jax.nn.gelu(flat @ up) @ down).reshape(x.shape)
+
+
+ACTIVATIONS, UP, DOWN = drawn(4, 16, 8), drawn(8, 16, seed=1), drawn(16, 8, seed=2)
+
+
+@pytest.mark.parametrize("split", [P("x", "y"), P(None, ("x", "y")), P(None, "y"), P("x", "y", None)])
+def test_tokens_of_split_sequences_are_flattened_and_back_for_nothing(split: P) -> None:
+    """The batch, the sequence, or both are split."""
+    check(mlp, (ACTIVATIONS, UP, DOWN), (split, P(), P()), split, layouts="global", kinds="")
+
+
+def test_gradients_are_sums_over_both_dimensions() -> None:
+    def loss(up: Any, down: Any, x: Any) -> Any:
+        return jnp.mean(mlp(x, up, down) ** 2)
+
+    args, shardings = (UP, DOWN, ACTIVATIONS), (P(), P(), P("x", "y"))
+    check(jax.grad(loss, (0, 1)), args, shardings, P(), layouts="global", wire_bytes=2 * (UP.nbytes + DOWN.nbytes))
+
+
+def order_is_seen(x: Any) -> Any:
+    return jnp.cumsum(x.reshape(-1, x.shape[-1]), 0)
+
+
+def is_stated(x: Any) -> Any:
+    flat = jax.lax.with_sharding_constraint(x.reshape(-1, x.shape[-1]), NamedSharding(PLANE, P("y")))
+    return jnp.sin(flat).reshape(x.shape)
+
+
+def is_compared_with_itself(x: Any) -> Any:
+    flat = x.reshape(-1, x.shape[-1])
+    return jax.nn.softmax(flat @ flat.T, -1) @ flat
+
+
+def is_seen_of_columns(x: Any) -> Any:
+    flat = x.reshape(-1, x.shape[-1])
+    order = flat[:, 0] + jnp.arange(64)
+    return jnp.cos(flat + jnp.cumsum(order)[:, None] / 512).reshape(x.shape), order[::-1]
+
+
+def is_counted(x: Any) -> Any:
+    flat = x.reshape(-1, x.shape[-1])
+    return jnp.argmax(flat, 0), jnp.take(flat, jnp.array([5, 2, 60]), 0), flat[3:9], flat[::-1]
+
+
+@pytest.mark.more("what is in another order, or may not be")
+@pytest.mark.parametrize(
+    "function", [order_is_seen, is_seen_of_columns, is_stated, is_compared_with_itself, is_counted]
+)
+def test_numbers_are_the_plain_functions(function: Callable[..., Any]) -> None:
+    check(function, (ACTIVATIONS,), (P("x", "y"),), None, layouts="global", rtol=1e-4, atol=1e-5)
+
+
+def of_a_column(x: Any, order: Callable[..., Any]) -> Any:
+    """Little has to be put back in order, and in order again."""
+    return x + order(x[:, :1], 0) / 8
+
+
+def _carried(x: Any, pick: random.Random) -> Any:
+    """One op on [64, 8], whose elements along the first dimension may be treated alike, or not."""
+    weights = drawn(8, 8, seed=pick.randrange(9)) / 3
+    position = jnp.arange(64, dtype=x.dtype)[:, None]
+    return pick.choice(
+        [
+            lambda: jnp.sin(x),
+            lambda: x @ weights,
+            lambda: x * jax.nn.softmax(x, 0),
+            lambda: x - x.mean(0, keepdims=True) + x.max(1, keepdims=True),
+            lambda: jnp.where(position < 40, x, 0.5),
+            lambda: x + position / 64,
+            lambda: (x @ x.T) @ x / 64,
+            lambda: x.T.reshape(2, 4, 64).transpose(2, 0, 1).reshape(64, 8),
+            lambda: jnp.cumsum(x, 0) / 8,
+            lambda: x[::-1],
+            lambda: jnp.concatenate([x[8:], x[:8]]),
+            lambda: jnp.sort(x, 0),
+            lambda: jax.lax.scan(lambda c, row: (c + row, row * 2), jnp.zeros(8, x.dtype), x)[1],
+            lambda: jnp.sin(x.reshape(4, 16, 8)).reshape(64, 8),
+            lambda: jnp.cos(x.reshape(16, 4, 8)).sum(1, keepdims=True).repeat(4, 1).reshape(64, 8),
+            lambda: jax.lax.fori_loop(0, 2, lambda _, c: c * 0.5 + x, x),
+            *(partial(of_a_column, x, order) for order in (jnp.cumsum, jnp.sort, jnp.flip)),
+            lambda: x * x[5:6, :1] + jnp.argmax(x[:, 0]),
+            lambda: x + jnp.take(x[:, :1], jnp.arange(64) // 3, 0),
+        ]
+    )()
+
+
+@pytest.mark.more("generated programs")
+@pytest.mark.parametrize("seed", range(10))
+def test_generated_programs(seed: int) -> None:
+    pick = random.Random(seed)
+    mesh = pick.choice([LINE, PLANE, CUBE])
+    steps, state = pick.randrange(1, 5), pick.getstate()
+    names = [None, *mesh.axis_names]
+    split = [pick.choice(names), pick.choice(names), None]
+    if split[0] == split[1]:
+        split[0] = None
+    returned, result = pick.choice([(4, 16, 8), (64, 8), (16, 4, 8)]), P()
+
+    def program(x: Any) -> Any:
+        again = random.Random()
+        again.setstate(state)
+        flat = x.reshape(64, 8)
+        for _ in range(steps):
+            flat = _carried(flat, again)
+        return flat.reshape(returned), flat.sum(0)
+
+    check(program, (ACTIVATIONS,), (P(*split),), (result, P()), mesh=mesh, layouts="global", rtol=1e-4, atol=1e-4)
