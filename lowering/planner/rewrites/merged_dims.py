@@ -215,7 +215,7 @@ class _Search:
             return None
         if op.name in _STATING:
             return None if _is_stated(op, dim) else [(0, dim), (1, dim)]
-        if op.name == "stablehlo.custom_call" or op.name.startswith("sdy.") or (op.blocks and op.name != _REDUCE):
+        if op.name in _OPAQUE or op.name.startswith("sdy."):
             return None
         rule = self._rule_of(op)
         if rule is None or rule.is_custom:
@@ -232,6 +232,9 @@ def _maker(value: Value) -> Op:
 
 
 _LOOP, _REDUCE = "stablehlo.while", "stablehlo.reduce"
+
+_OPAQUE = frozenset({"stablehlo.custom_call", "stablehlo.case", "stablehlo.if"})
+"""Ops of which no rule says that they treat elements alike: it may hold for blocks alone, or their regions do more."""
 
 _STATING = CONSTRAINTS | {"sdy.data_flow_edge"}
 """Ops that may state a sharding of what they pass on."""

@@ -62,6 +62,20 @@ def test_gradients_are_sums_over_both_dimensions() -> None:
     check(jax.grad(loss, (0, 1)), args, shardings, P(), layouts="global", wire_bytes=2 * (UP.nbytes + DOWN.nbytes))
 
 
+def test_losses_and_layers_of_flattened_tokens_send_sums_alone() -> None:
+    """What a scan stacks for the backward pass is in the same order, and so is what is looked up and scattered."""
+
+    def loss(weights: Any, x: Any, labels: Any) -> Any:
+        x = jax.lax.scan(lambda h, w: (mlp(h, w, w.T), None), x, weights)[0]
+        scores = jax.nn.log_softmax(x.reshape(-1, 8) @ weights[0])
+        return -jnp.mean(jnp.take_along_axis(scores, labels.reshape(-1, 1), 1))
+
+    weights, labels = drawn(3, 8, 16), np.random.default_rng(4).integers(0, 16, (4, 16))
+    args, shardings = (weights, ACTIVATIONS, labels), (P(), P("x", "y"), P("x", "y"))
+    sums = "all_reduce all_reduce all_reduce"
+    check(jax.value_and_grad(loss), args, shardings, P(), layouts="global", kinds=sums)
+
+
 def order_is_seen(x: Any) -> Any:
     return jnp.cumsum(x.reshape(-1, x.shape[-1]), 0)
 
