@@ -12,12 +12,12 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value, stated_for
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size
 from sdy_jax.ir.new_ops import Place, created, reshaped, shape_of, tensor_type
-from sdy_jax.ir.operations import CONSTRAINTS, manual_axes
+from sdy_jax.ir.operations import CONSTRAINTS
 from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import pass_through_factors
-from sdy_jax.lowering.planner.rewrites.piece_joins import Layouts, RuleOf
+from sdy_jax.lowering.planner.rewrites.piece_joins import Layouts, RuleOf, blocks_of
 from sdy_jax.shardy.rules.slicing import CONSTANT_OPS
 
 # The order of a merged dimension.
@@ -287,7 +287,8 @@ def _is_stated(op: Op, dim: int) -> bool:
 class _Order:
     """The ops that put dimensions in order, and back."""
 
-    def __init__(self, split: _Split):
+    def __init__(self, split: _Split, mesh_name: str):
+        self._mesh_name = mesh_name
         held = [n // k for n, k in zip(split.sizes, split.shards, strict=True)]
         parts = [part for pair in zip(split.shards, held, strict=True) for part in pair]
         is_shard = [True, False] * len(held)
@@ -319,7 +320,7 @@ class _Order:
     def _is_free(self, sharding: TensorSharding, dim: int) -> bool:
         others = [axis for d, axes in enumerate(sharding.axes) if d != dim for axis in axes]
         taken = {axis.name for axis in (*others, *sharding.replicated_axes, *sharding.unreduced_axes)}
-        return taken.isdisjoint(axis.name for axis in self._joined)
+        return sharding.mesh == self._mesh_name and taken.isdisjoint(axis.name for axis in self._joined)
 
     def _in_parts(
         self,
@@ -364,22 +365,27 @@ def _with(sharding: TensorSharding, dim: int, axes: Sequence[Axes]) -> TensorSha
 
 def _write(region: _Region, graph: Graph, layouts: Layouts) -> None:
     """Puts the dimensions of a region in order."""
-    order = _Order(region.split)
+    order = _Order(region.split, layouts.mesh_name)
     changed: dict[Value, TensorSharding] = {}
     for value, dim in region.dims:
         changed[value] = order.split(changed.get(value, layouts.of(value)), dim)
     graph.set_shardings(changed.items())
-    for op, dims in region.merges.items():
-        place, result = Place.before(op.mlir), op.results[0]
-        made = op.operands[0].mlir
-        for dim in dims:
-            made = order.put(made, result.shape or (), dim, layouts.of(result), place)
-        result.mlir.replace_all_uses_with(made)
     for (op, number), dims in region.entering.items():
         place, made = Place.before(op.mlir), op.mlir.operands[number]
         for dim in dims:
             made = order.put(made, shape_of(made), dim, layouts.of(op.operands[number]), place)
         op.mlir.operands[number] = made
+    for (op, number), dims in region.leaving.items():
+        place, made = Place.before(op.mlir), op.mlir.operands[number]
+        for dim in dims:
+            made = order.put_back(made, dim, layouts.of(op.operands[number]), shape_of(made), place)
+        op.mlir.operands[number] = made
+    for op, dims in region.merges.items():
+        place, result = Place.before(op.mlir), op.results[0]
+        made = op.mlir.operands[0]
+        for dim in dims:
+            made = order.put(made, result.shape or (), dim, layouts.of(result), place)
+        result.mlir.replace_all_uses_with(made)
     for op, dims in region.divides.items():
         place, made, operand = Place.before(op.mlir), op.mlir.operands[0], op.operands[0]
         for dim in dims[:-1]:
@@ -387,11 +393,6 @@ def _write(region: _Region, graph: Graph, layouts: Layouts) -> None:
         made = order.put_back(made, dims[-1], layouts.of(operand), op.results[0].shape or (), place)
         set_sharding(made, layouts.of(op.results[0]))
         op.results[0].mlir.replace_all_uses_with(made)
-    for (op, number), dims in region.leaving.items():
-        place, made = Place.before(op.mlir), op.mlir.operands[number]
-        for dim in dims:
-            made = order.put_back(made, dim, layouts.of(op.operands[number]), shape_of(made), place)
-        op.mlir.operands[number] = made
 
 
 # The rewrite.
@@ -410,23 +411,13 @@ def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf)
     Returns the graph of the module; what was replaced has no users in it."""
     for _ in range(_MOST):
         layouts = Layouts(mesh_name, mesh, value_shardings(graph))
-        regions = _apart(_regions(dict.fromkeys(_blocks(graph.main)), layouts, rule_of))
+        regions = _apart(_regions(dict.fromkeys(blocks_of(graph.main)), layouts, rule_of))
         if not regions:
             break
         for region in regions:
             _write(region, graph, layouts)
         graph = Graph(graph.module)
     return graph
-
-
-def _blocks(op: Op) -> Iterator[Block]:
-    """The blocks of a program; not those of manual computations, whose values are local."""
-    if manual_axes(op):
-        return
-    for block in op.blocks:
-        yield block
-        for inner in block.ops:
-            yield from _blocks(inner)
 
 
 def _regions(blocks: Collection[Block], layouts: Layouts, rule_of: RuleOf) -> Iterator[_Region]:

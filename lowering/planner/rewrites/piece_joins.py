@@ -222,19 +222,19 @@ def join_pieces(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf) -> Gr
         return graph
     graph = slice_early(graph)
     layouts = Layouts(mesh_name, mesh, value_shardings(graph))
-    families = [family for block in _blocks(graph.main) for family in _Chains(block, layouts).families()]
+    families = [family for block in blocks_of(graph.main) for family in _Chains(block, layouts).families()]
     joined = [_join(family, layouts, rule_of) for family in families]
     return Graph(graph.module) if any(joined) else graph
 
 
-def _blocks(op: Op) -> Iterator[Block]:
+def blocks_of(op: Op) -> Iterator[Block]:
     """The blocks of a program; not those of manual computations, whose values are local."""
     if manual_axes(op):
         return
     for block in op.blocks:
         yield block
         for inner in block.ops:
-            yield from _blocks(inner)
+            yield from blocks_of(inner)
 
 
 @dataclass(slots=True)

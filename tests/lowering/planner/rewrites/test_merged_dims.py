@@ -96,6 +96,12 @@ def is_seen_of_columns(x: Any) -> Any:
     return jnp.cos(flat + jnp.cumsum(order)[:, None] / 512).reshape(x.shape), order[::-1]
 
 
+def is_divided_beside_one_that_is_not(x: Any) -> Any:
+    flat = jnp.concatenate([x + n / 64 for n in range(128)], -1).reshape(64, 1024)
+    scores = jax.nn.softmax(flat @ flat.T / 1024, -1)
+    return jnp.stack([scores, scores**2], -1).reshape(4, 16, 128)
+
+
 def is_counted(x: Any) -> Any:
     flat = x.reshape(-1, x.shape[-1])
     return jnp.argmax(flat, 0), jnp.take(flat, jnp.array([5, 2, 60]), 0), flat[3:9], flat[::-1]
@@ -103,7 +109,15 @@ def is_counted(x: Any) -> Any:
 
 @pytest.mark.more("what is in another order, or may not be")
 @pytest.mark.parametrize(
-    "function", [order_is_seen, is_seen_of_columns, is_stated, is_compared_with_itself, is_counted]
+    "function",
+    [
+        order_is_seen,
+        is_seen_of_columns,
+        is_stated,
+        is_compared_with_itself,
+        is_divided_beside_one_that_is_not,
+        is_counted,
+    ],
 )
 def test_numbers_are_the_plain_functions(function: Callable[..., Any]) -> None:
     check(function, (ACTIVATIONS,), (P("x", "y"),), None, layouts="global", rtol=1e-4, atol=1e-5)
