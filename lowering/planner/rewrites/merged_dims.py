@@ -421,16 +421,17 @@ def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf)
 
 
 def _regions(blocks: Collection[Block], layouts: Layouts, rule_of: RuleOf) -> Iterator[_Region]:
-    seen = set[_Dim]()
+    seen = set[tuple[_Dim, _Split]]()
     for op in (op for block in blocks for op in block.ops):
         for many, few in _sides(op):
             for group in _groups(many.shape or (), few.shape or ()):
-                split = _split_of(many, group, layouts)
-                if (few, group.merged) in seen or split.is_in_order or not split.is_even:
+                split, dim = _split_of(many, group, layouts), (few, group.merged)
+                if split.is_in_order or not split.is_even or (dim, split) in seen:
                     continue
-                region = _Search(blocks, rule_of, split).found(few, group.merged)
+                search = _Search(blocks, rule_of, split)
+                region = search.found(*dim)
+                seen.update((its, split) for its in search.region.dims)  # if it is none, it is none for all of them
                 if region is not None and region.bytes_put_in_order <= _LITTLE * region.bytes_in_order:
-                    seen.update(region.dims)
                     yield region
 
 
