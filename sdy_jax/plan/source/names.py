@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from jax.extend.mlir import ir
@@ -175,14 +175,26 @@ def statement_of(location: ir.Location, around: int = 0) -> tuple[tuple[Frame, .
     return tuple(frames), ""
 
 
-@lru_cache(maxsize=256)
-def _statements(file: str) -> dict[int, tuple[str, str]]:
+_Statements = dict[int, tuple[str, str]]
+
+_PARSED: dict[str, tuple[list[str], _Statements]] = {}
+"""By file: its lines, of which `linecache` makes a new list where the file has changed, and what they say."""
+
+
+def _statements(file: str) -> _Statements:
     """Per line of a file the innermost simple statement on it: whether it assigns or returns, and to which name."""
+    lines = linecache.getlines(file)
+    if file not in _PARSED or _PARSED[file][0] is not lines:
+        _PARSED[file] = lines, _parsed("".join(lines))
+    return _PARSED[file][1]
+
+
+def _parsed(text: str) -> _Statements:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return {}
-    found: dict[int, tuple[str, str]] = {}
+    found: _Statements = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)):
             entry = ("return", "") if isinstance(node, ast.Return) else ("assign", _target(node))

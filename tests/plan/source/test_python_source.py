@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import linecache
 import math
 import random
 import re
@@ -311,6 +312,16 @@ def test_trees_and_keyword_arguments(tmp_path, mesh):
     found, wanted = modules.run()["halves"], halves(X, scale=scale)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     assert_alike(found, wanted)
+
+
+@pytest.mark.more("a file that changes while the process runs")
+def test_names_are_those_of_the_file_as_it_is_now(tmp_path, mesh):
+    file, x = tmp_path / "edited.py", numbers(8, 16)
+    for name in ("first", "second"):
+        file.write_text(f"def f(x):\n    {name} = (x - 1) * 3\n    return {name}\n")
+        linecache.checkcache()
+        plan = sdy.partition(runpy.run_path(str(file))["f"], mesh=mesh, in_shardings=P("data")).plan(x)
+        assert re.search(rf"^ *{name} = ", plan.to_python(), re.M)
 
 
 def test_large_arrays_that_it_closes_over_are_in_a_file_beside_it(tmp_path, mesh):
