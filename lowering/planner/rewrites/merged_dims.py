@@ -147,8 +147,8 @@ class _Search:
 
     def _follow_on(self, user: Op, number: int, dim: int) -> bool:
         """Adds what goes along with an operand; whether its op treats elements alike."""
-        loop = user if user.name == _LOOP else user.parent
-        if loop is not None and loop.name == _LOOP and user in (loop, loop.blocks[1].terminator):
+        loop = _loop_of(user)
+        if loop is not None and loop.block in self._blocks:
             self._follow_carried(loop, number, dim)
             return True
         return self._divides(user, dim) or self._follow(user, number, dim)
@@ -229,6 +229,14 @@ class _Search:
 def _maker(value: Value) -> Op:
     """The op that makes a value, or that passes it to its region."""
     return value.owner if isinstance(value.owner, Op) else value.owner.parent
+
+
+def _loop_of(user: Op) -> Op | None:
+    """The loop that carries the operands of an op: it itself, or the one that this ends the body of."""
+    if user.name == _LOOP:
+        return user
+    around = user.parent
+    return around if around is not None and around.name == _LOOP and user is around.blocks[1].terminator else None
 
 
 _LOOP, _REDUCE = "stablehlo.while", "stablehlo.reduce"
