@@ -411,7 +411,8 @@ Guessed: with more, what is saved is sent elsewhere; with less, a mask or positi
 from it."""
 
 _MOST = 8
-"""Times that a program is looked through, as regions that touch each other are written one by one. Guessed, a guard."""
+"""Times that a program is looked through, as regions that touch each other are written one by one. Guessed, a guard:
+with fewer, some of them stay as they are written; each time reads the program anew."""
 
 
 def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf) -> Graph:
