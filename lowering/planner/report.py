@@ -396,7 +396,7 @@ class PartitionReport:
         if is_input(value):
             self.notes[Note("argument", "", message)] = None
             return
-        op = value.owner if isinstance(value.owner, Op) else value.owner.parent
+        op = value.owning_op
         place = place_of(op.mlir.location)
         self.notes[Note(place.primitive or op.name, place.line, message, place.library, place.scope)] = None
 
@@ -404,7 +404,7 @@ class PartitionReport:
         """A user's name for a value: the path of an argument, or the op that makes it."""
         if is_input(value):
             return f"`{self.inputs[value.index]}`" if self.inputs else f"argument {value.index}"
-        op = value.owner if isinstance(value.owner, Op) else value.owner.parent
+        op = value.owning_op
         place = place_of(op.mlir.location)
         made = f"{place.primitive or op.name} at {short_source(place.line)}"
         return f"the result of {made}" if op is value.owner else f"a value that {made} passes into its body"

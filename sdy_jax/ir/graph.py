@@ -60,6 +60,11 @@ class Value:
         return self.owner if isinstance(self.owner, Op) else None
 
     @property
+    def owning_op(self) -> Op:
+        """The op whose result this is, or whose region it is an argument of."""
+        return self.owner if isinstance(self.owner, Op) else self.owner.parent
+
+    @property
     def only_user(self) -> Op | None:
         """The op that alone takes this, and once; None where there is none or more."""
         return self.uses[0][0] if len(self.uses) == 1 else None

@@ -287,8 +287,7 @@ def _is_flow(op: Op) -> bool:
 
 
 def _op_of(edge: DataFlowEdge) -> Op:
-    owner = edge.owner.owner
-    return owner if isinstance(owner, Op) else owner.parent
+    return edge.owner.owning_op
 
 
 def _carried(op: Op, kind: str, terms: frozenset[int]) -> frozenset[int] | None:

@@ -139,7 +139,7 @@ class _Search:
 
     def _follow_back(self, value: Value, dim: int) -> bool:
         """Adds what goes along with a value in the op that makes it; whether that treats elements alike."""
-        maker = _maker(value)
+        maker = value.owning_op
         if maker.name == _LOOP:
             self._follow_carried(maker, value.index, dim)
             return True
@@ -201,7 +201,7 @@ class _Search:
 
     def _can_be_made(self, value: Value, dim: int) -> bool:
         """Whether what makes a value treats elements alike, merges the dimension, or carries it."""
-        maker = _maker(value)
+        maker = value.owning_op
         if maker.name == _LOOP:
             return maker.block in self._blocks
         if self._is_between(maker, maker.operands[0] if maker.operands else None, dim, {}):
@@ -226,11 +226,6 @@ class _Search:
         return _places(rule, factors[0])
 
 
-def _maker(value: Value) -> Op:
-    """The op that makes a value, or that passes it to its region."""
-    return value.owner if isinstance(value.owner, Op) else value.owner.parent
-
-
 def _loop_of(user: Op) -> Op | None:
     """The loop that carries the operands of an op: it itself, or the one that this ends the body of."""
     if user.name == _LOOP:
@@ -239,7 +234,7 @@ def _loop_of(user: Op) -> Op | None:
     return around if around is not None and around.name == _LOOP and user is around.blocks[1].terminator else None
 
 
-_LOOP, _REDUCE = "stablehlo.while", "stablehlo.reduce"
+_LOOP = "stablehlo.while"
 
 _OPAQUE = frozenset({"stablehlo.custom_call", "stablehlo.case", "stablehlo.if"})
 """Ops of which no rule says that they treat elements alike: it may hold for blocks alone, or their regions do more."""
@@ -247,7 +242,7 @@ _OPAQUE = frozenset({"stablehlo.custom_call", "stablehlo.case", "stablehlo.if"})
 _STATING = CONSTRAINTS | {"sdy.data_flow_edge"}
 """Ops that may state a sharding of what they pass on."""
 
-_CONTRACTING = frozenset({_REDUCE, "stablehlo.dot_general"})
+_CONTRACTING = frozenset({"stablehlo.reduce", "stablehlo.dot_general"})
 """Ops whose reduction factors are sums over all elements, in any order."""
 
 

@@ -80,7 +80,7 @@ def outside_values(op: Op) -> Iterator[Value]:
     inside = dict.fromkeys(op.walk())
     for inner in inside:
         for value in inner.operands:
-            owner = value.owner if isinstance(value.owner, Op) else value.owner.parent
+            owner = value.owning_op
             if owner not in inside or (owner is op and isinstance(value.owner, Op)):
                 yield value
 
