@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, count, permutations
@@ -143,7 +144,7 @@ class Prices:
         self._routes = {
             key: RoutePrices(table.mesh_name, table.mesh, of, partial(pair, of)) for key, of in models.items()
         }
-        self._least = 0.0
+        self._least, self._all_alone = 0.0, False
         self._known: dict[ValueClass, _OfClass] = {}
         self._bytes: dict[tuple[ValueClass, int, bool], float] = {}
 
@@ -151,6 +152,13 @@ class Prices:
         """Sets what is added for each collective to the price of all that sends anything."""
         self._least = least
         self._known.clear()
+
+    @contextmanager
+    def all_alone(self) -> Iterator[None]:
+        """Meanwhile the collectives of all values have hardly any others to run with."""
+        shared, self._known, self._all_alone = self._known, {}, True
+        yield
+        self._known, self._all_alone = shared, False
 
     def learn(self, of: ValueClass, layouts: Iterable[int]) -> None:
         """Prices all pairs of some layouts, and of these with those that are known."""
@@ -161,7 +169,7 @@ class Prices:
         for layout in new:
             known.index[layout] = len(known.index)
         shardings = [self._table.shardings[layout] for layout in known.index]
-        prices = self._remembered(of, shardings)
+        prices = self._remembered(of._replace(is_alone=of.is_alone or self._all_alone), shardings)
         charged = self._least * steps_between(shardings, self._table.mesh) if self._least else 0.0
         known.matrix = np.where(prices > 0, prices + charged, 0.0)
         np.fill_diagonal(known.matrix, 0.0)

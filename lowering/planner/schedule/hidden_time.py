@@ -104,7 +104,8 @@ class WorkTimes:
 # How long the collectives of a partitioned program take, of which small ones may run together.
 #
 # What depends on a product, and another one on it, is sent in between: at that moment there is nothing else to send.
-# All other collectives of a kind and group fill buckets, where the cost model says that such are combined.
+# All other collectives of a kind and group that do not wait for each other fill buckets, where the cost model says that
+# such are combined.
 
 
 class CollectiveTimes:
@@ -119,29 +120,14 @@ class CollectiveTimes:
 
     def __init__(self, graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], costs: CostModel, mesh: Mesh):
         self._costs, self._mesh = costs, mesh
-        self._movable = _movable(graph, inserted) if costs.combines else frozenset()
+        self._turns = _turns(graph, inserted) if costs.combines else {}
 
     def of(self, records: Iterable[CollectiveRecord]) -> float:
         """The time of some collectives in all their executions."""
         groups: dict[object, list[CollectiveRecord]] = {}
         for record in records:
-            groups.setdefault(self._group(record), []).append(record)
+            groups.setdefault((_alike(record), self._turns.get(id(record), id(record))), []).append(record)
         return sum(map(self._together, groups.values()))
-
-    def _group(self, record: CollectiveRecord) -> object:
-        """What those have in common that may run together."""
-        if id(record) not in self._movable:
-            return id(record)
-        return (
-            record.kind,
-            record.axes,
-            record.dtype,
-            record.depth,
-            record.branches,
-            record.estimated_times,
-            record.cut,
-            record.moved.is_rounded,
-        )
 
     def _together(self, records: list[CollectiveRecord]) -> float:
         first, wires = records[0], [record.wire_bytes for record in records]
@@ -149,11 +135,41 @@ class CollectiveTimes:
         return first.estimated_times * costs.sending_times(first.kind, first.axes, self._mesh, wires, first.cut)
 
 
-def _movable(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord]) -> frozenset[int]:
-    """The identities of the records of collectives that no products are between."""
-    between = CriticalPath.of_products(graph).between
-    ops = (op for op in graph.ops if op.mlir in inserted and between.isdisjoint(op.results))
-    return frozenset(id(inserted[op.mlir]) for op in ops)
+def _alike(record: CollectiveRecord) -> object:
+    """What collectives have in common that may run together."""
+    return record.kind, record.axes, record.dtype, record.estimated_times, record.cut, record.moved.is_rounded
+
+
+class _Turn(NamedTuple):
+    """When a collective may run: its block, and how many of those alike wait for each other before it."""
+
+    block: Block | None
+    before: int
+
+
+def _turns(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord]) -> dict[int, _Turn]:
+    """By the identity of its record, the turn of each collective that no products are between."""
+    between, turns = CriticalPath.of_products(graph).between, dict[int, _Turn]()
+    before: dict[Value, Mapping[object, int]] = {}
+    for op in graph.ops:
+        waits = _most([before[value] for value in op.operands if value in before])
+        record = inserted.get(op.mlir)
+        if record is not None and between.isdisjoint(op.results):
+            alike = _alike(record)
+            turns[id(record)] = _Turn(op.block, waits.get(alike, 0))
+            waits = {**waits, alike: waits.get(alike, 0) + 1}
+        if waits:
+            before.update(dict.fromkeys(op.results, waits))
+    return turns
+
+
+def _most(counts: list[Mapping[object, int]]) -> Mapping[object, int]:
+    """The most of each kind of some counts."""
+    found: Mapping[object, int] = counts[0] if counts else {}
+    for other in counts:
+        if other is not found and other != found:
+            found = {key: max(found.get(key, 0), other.get(key, 0)) for key in (*found, *other)}
+    return found
 
 
 # How much of the time of collectives a compiler hides by itself, as it moves their starts and their ends apart.

@@ -6,7 +6,7 @@ See docs/explanation/memory.md#when-the-cheapest-program-does-not-fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
@@ -232,7 +232,7 @@ class ProgramsTried:
     falling multipliers of work if it may not; and where it holds much of a device's memory, trials by what is best if
     memory has its small price.
 
-    They are made as far as they are asked for, each once.
+    They are made as far as they are asked for, each once; `known` are made already, by choice.
     """
 
     def __init__(
@@ -242,9 +242,11 @@ class ProgramsTried:
         baseline: PartitionedProgram,
         budget: MemoryBudget,
         partitioned: FollowPlan,
+        known: Mapping[object, PartitionedProgram] | None = None,
     ):
         self._kept: list[PartitionedProgram] = []
         search = _MemorySearch(improver, baseline, budget, partitioned, self._kept)
+        search.trials.update(known or {})
         self._further = search.run(best)
         self._per_multiplier: list[list[PartitionedProgram]] = []
         """Per multiplier, the trials until then."""
