@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from sdy_jax.base.errors import ShardingError, UnsupportedError
+from sdy_jax.base.errors import ShardingError, UnsupportedError, with_article
 from sdy_jax.ir.device_orders import block_indices, cuts_at, device_ids, groups_of_axes, same_devices
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
@@ -290,8 +290,14 @@ def _elsewhere(x: Any, mesh: AnyMesh) -> str | None:
 
 def _no_mesh(mesh: Any) -> ShardingError:
     """Something in place of a mesh."""
+    devices = np.ravel(mesh).tolist() if isinstance(mesh, (list, tuple, np.ndarray)) else []
+    if devices and all(isinstance(each, jax.Device) for each in devices):
+        return ShardingError(
+            f"partition got {with_article(type(mesh))} of {len(devices)} devices as mesh=, which names no axes; to "
+            "fix: mesh=jax.sharding.Mesh(numpy.array(devices), names), with a name for each dimension"
+        )
     return ShardingError(
-        f"partition got the {type(mesh).__name__} {mesh}, which has no devices; pass mesh={_make_mesh(mesh)}"
+        f"partition got the {type(mesh).__name__} {mesh!s:.80}, which has no devices; pass mesh={_make_mesh(mesh)}"
     )
 
 

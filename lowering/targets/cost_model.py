@@ -5,7 +5,6 @@ With the default model (no latency, bandwidth 1) time equals wire bytes. See doc
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from sdy_jax.base.errors import SdyError
-from sdy_jax.base.jax_calls import api_boundary
+from sdy_jax.base.call_errors import did_you_mean, listed, nearest
+from sdy_jax.base.errors import SdyError, ShardingError, with_article
+from sdy_jax.base.jax_calls import api_boundary, api_class
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_parts, numbers_of, of_axis, part_name
@@ -45,9 +46,7 @@ def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]
     """
     known, called = machines(), machine_called(name)
     if called is None:
-        near = difflib.get_close_matches(str(name).lower(), known, 1)
-        meant = f"did you mean {near[0]!r}? Known" if near else "known"
-        raise SdyError(f"no machine is called {name!r}; {meant} are {', '.join(known)}. Or give CostModel your own")
+        raise SdyError(_no_machine(name))
     name = called
     chip, links, family = known[name].chip, known[name].links, family_of_machine(name)
     return {
@@ -65,6 +64,39 @@ def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]
         "machine": name,
         "origin": f"{name}, by its published rates",
     }
+
+
+def _no_machine(name: object) -> str:
+    known = machines()
+    near = nearest(str(name).lower(), known)
+    meant = f"did you mean {near!r}? Known" if near else "known"
+    return f"no machine is called {name!r}; {meant} are {', '.join(known)}. Or give CostModel your own rates"
+
+
+def _check_slow(slow: Mapping[str, float], names: tuple[str, ...], sizes: Mapping[str, int]) -> None:
+    """
+    Raises:
+        SdyError: rates are given of an axis that is not among the names, or of a part that an axis has not.
+    """
+    for name in slow:
+        ((axis, part),) = (major_parts([name]) or {name: 1}).items()
+        if axis not in names:
+            near = did_you_mean(axis, names)
+            known = listed(map(repr, names))
+            raise SdyError(f"of_machine: bandwidth has {name!r}, which is no axis; {near}expected some of {known}")
+        if sizes.get(axis, part) % part:
+            raise SdyError(
+                f"of_machine: bandwidth has {name!r}, and the axis {axis!r} of {sizes[axis]} devices has no part of "
+                f"{part}; expected a size that divides it"
+            )
+
+
+def _check_mesh(mesh: Any, function: str) -> None:
+    if not isinstance(mesh, jax.sharding.AbstractMesh) and not hasattr(mesh, "devices"):
+        raise SdyError(
+            f"{function} got {with_article(type(mesh))}; expected a mesh of jax with devices, as "
+            "jax.make_mesh(shape, names) makes it"
+        )
 
 
 def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tuple[str, ...]) -> dict[str, Any]:
@@ -97,6 +129,7 @@ def axes_over_network(mesh: AnyMesh, machine: str) -> dict[str, int]:
 # docs/explanation/costs.md#bytes-or-seconds.
 
 
+@api_class
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """What communication and work cost: seconds per hop and per operation, bytes per second per mesh axis.
@@ -109,9 +142,10 @@ class CostModel:
     no more per device in a plan for the whole program (`layouts="global"`) than op by op; other ops may repeat two
     hundredths of what all do. With `repeat_work` all may, where that costs less.
 
-    `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
-    sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes. The major part of an
-    axis may have rates of its own, under the name `data:(1)2`: two slices, of which the axis has devices.
+    `bandwidth` is a number, or a mapping from axis name, which has all axes of the mesh that a plan is for (and perhaps
+    others). It is kept as sorted pairs, so that models are hashable. With `CostModel()` every time is a number of
+    bytes. The major part of an axis may have rates of its own, under the name `data:(1)2`: two slices, of which the
+    axis has devices.
 
     Attributes:
         latency: seconds per hop from device to device, of all axes or by axis name.
@@ -165,17 +199,27 @@ class CostModel:
     """Time is the number of bytes."""
 
     def __post_init__(self) -> None:
-        for name in ("latency", "bandwidth", "start"):
-            given = getattr(self, name)
-            if not isinstance(given, (int, float)):
-                object.__setattr__(self, name, tuple(sorted(dict(given).items())))
+        for name in _PER_AXIS:
+            object.__setattr__(self, name, _per_axis(getattr(self, name), name))
+        for name in _NUMBERS:
+            _check_number(getattr(self, name), name)
+        if self.machine and machine_called(self.machine) is None:
+            raise SdyError(f"CostModel: machine={self.machine!r}: {_no_machine(self.machine)}")
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
+        self._check_torus()
         if not isinstance(self.copies, Copies):
             object.__setattr__(self, "copies", Copies(self.copies))
         object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
         is_free = not any([*numbers_of(self.latency), *numbers_of(self.start), *self._copies])
         rates = {self.moved, *numbers_of(self.bandwidth)}
         object.__setattr__(self, "is_default", is_free and not self.torus and rates <= {1.0})
+
+    def _check_torus(self) -> None:
+        known = [axis for axis, _ in self.bandwidth] if isinstance(self.bandwidth, tuple) else []
+        unknown = [axis for axis in self.torus if known and axis not in known]
+        if unknown:
+            near, has = did_you_mean(unknown[0], known), listed(map(repr, known))
+            raise SdyError(f"CostModel: torus has {unknown[0]!r}, and bandwidth has not; {near}expected some of {has}")
 
     @property
     def may_repeat(self) -> bool:
@@ -191,6 +235,7 @@ class CostModel:
         return cls(flop=family.flop, rounds=family.arrays.moved)
 
     @classmethod
+    @api_boundary
     def of_mesh(cls, mesh: AnyMesh) -> CostModel:
         """The default for a mesh: the model of its devices' machine, in seconds, where that is published. Axes, or
         major parts of them, along which devices are of several slices, or of several processes, run over the network.
@@ -198,6 +243,7 @@ class CostModel:
         >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
         'bytes'
         """
+        _check_mesh(mesh, "of_mesh")
         name = machine_of(mesh)
         if name:
             links = machines()[name].links
@@ -223,17 +269,23 @@ class CostModel:
                 own links (a data-centre network).
 
         Raises:
-            SdyError: no machine is called so.
+            SdyError: no machine is called so, or `bandwidth` has a name that is no axis.
 
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
         """
+        sizes: Mapping[str, int] = {}
         if isinstance(axes, (Mesh, jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-            axes = axes.axis_names
+            mesh = axes if isinstance(axes, Mesh) else mesh_from_jax(axes)
+            axes, sizes = axes.axis_names, mesh.sizes
+        if not isinstance(axes, Iterable):
+            raise SdyError(f"of_machine: axes={axes!r}; expected a mesh, or the names of its axes")
         names = (axes,) if isinstance(axes, str) else tuple(axes)
+        _check_slow(bandwidth or {}, names, sizes)
         return cls(**published_fields(name, names, bandwidth or {}))
 
     @classmethod
+    @api_boundary
     def calibrate(
         cls,
         mesh: jax.sharding.Mesh,
@@ -265,6 +317,7 @@ class CostModel:
             step.plan(state, batch).analyze(state, batch).save("step.profile.json")
             costs = sdy.CostModel.calibrate(mesh, from_plan="step.profile.json")
         """
+        _check_mesh(mesh, "calibrate")
         if from_plan is not None:
             model = cls.of_mesh(mesh) if path is None else cls.calibrate(mesh, path=path, again=again)
             return replace(
@@ -277,6 +330,26 @@ class CostModel:
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
         """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
         return replace(self, **measured_fields(found, mesh, self.machine, self.torus), origin=origin)
+
+    def check_axes(self, mesh: Mesh, where: str = "the mesh") -> None:
+        """Whether rates that are given by axis are known of a mesh's axes; `where` is what has it, for the message.
+
+        Raises:
+            ShardingError: there is no bandwidth of one of them, or a latency of an axis that it has not.
+        """
+        axes = [axis.name for axis in mesh.axes if axis.size > 1]
+        for name in _PER_AXIS:
+            given = getattr(self, name)
+            if isinstance(given, (int, float)) or not given:
+                continue
+            known = [axis for axis, _ in given]
+            missing = [axis for axis in axes if axis not in known]
+            if missing and (name == "bandwidth" or not set(known) <= {*mesh.sizes}):
+                machine, has = repr(self.machine) if self.machine else "name", listed(map(repr, known))
+                raise ShardingError(
+                    f"costs= has no {name} for the axis {missing[0]!r} of {where}, {mesh}, but of {has}; to fix: give "
+                    f"that of all its axes, as CostModel.of_machine({machine}, mesh) does, or leave costs out"
+                )
 
     @property
     def unit(self) -> str:
@@ -383,6 +456,33 @@ class CostModel:
         """The axes of a mesh along which devices send much less than along its fastest one, as between slices."""
         rates = {axis.name: self.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
         return frozenset(name for name, rate in rates.items() if _SLOW * rate < max(rates.values()))
+
+
+_PER_AXIS = ("bandwidth", "latency", "start")
+_NUMBERS = ("flop", "memory", "launch", "product_launch", "rounds", "moved")
+
+
+def _per_axis(given: Any, name: str) -> PerAxis:
+    """A rate of all axes, or by axis name as sorted pairs.
+
+    Raises:
+        SdyError: it is neither.
+    """
+    if isinstance(given, (int, float)):
+        _check_number(given, name)
+        return given
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise SdyError(f"CostModel: {name}={given!r}; expected a number, or a dict from axis name to number")
+    rates = dict(given)
+    for axis, number in rates.items():
+        _check_number(number, f"{name}[{axis!r}]", least="positive" if name == "bandwidth" else "")
+    return tuple(sorted(rates.items()))
+
+
+def _check_number(given: Any, name: str, least: str = "") -> None:
+    is_number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
+    if not is_number or not (given > 0 if least else given >= 0):
+        raise SdyError(f"CostModel: {name}={given!r}; expected a {least or 'non-negative'} number in seconds and bytes")
 
 
 _SLOW = 4

@@ -156,6 +156,8 @@ def no_parameter(name: Any, names: Sequence[str], function: str, where: str) -> 
 
 def no_sharding_text(text: str, place: str, error: ParseError) -> ParseError:
     """A string that is not the text of an SDY sharding; what most likely was meant is the name of an axis."""
+    if text.strip().lower() in ("auto", "sdy.auto"):
+        return ParseError(f"{place} is the string {text!r}; to fix: sdy_jax.AUTO, for the planner to choose")
     if re.match(r"\s*(P|PartitionSpec)\(", text):
         return ParseError(f"{place} is the string {text!r}; to fix: write it without the quotes")
     names = [name.strip() for name in text.split(",")]

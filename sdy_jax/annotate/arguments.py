@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from sdy_jax.annotate.argument_errors import (
     no_specification,
     other_tree,
 )
-from sdy_jax.base.errors import ArgumentError, ShardingError, with_article
+from sdy_jax.base.errors import ArgumentError, PartitionWarning, ShardingError, with_article
 from sdy_jax.ir.jax_shardings import (
     AnyMesh,
     auto_mesh_of,
@@ -36,6 +37,7 @@ from sdy_jax.ir.jax_shardings import (
     type_on,
     unreduced_by,
 )
+from sdy_jax.ir.locations import users_stack_level
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.runtime.boundary import as_named, is_on_host, states_host
 
@@ -75,6 +77,11 @@ class SpecRule(ABC):
             ShardingError: the tree is none that the rule can be applied to.
         """
 
+    def unused(self, trees: Mapping[str, Any]) -> str:
+        """What is said where the rule splits no array of the trees that it is given for, by their names; empty where
+        that is as it should be."""
+        return ""
+
     def check_axes(self, names: Sequence[str], where: str) -> None:
         """Whether a mesh with axes of these `names` has all those that the rule may say; `where` is what states it.
 
@@ -82,6 +89,12 @@ class SpecRule(ABC):
             ShardingError: it lacks one.
         """
         return
+
+
+def warn_of_unused(*said: str) -> None:
+    """Warns, at the user's line that called us, where rules that are to split arrays split none."""
+    for text in filter(None, said):
+        warnings.warn(text, PartitionWarning, stacklevel=users_stack_level())
 
 
 # The user's function as jax sees it: under its own name and parameters, at its own line, and called as it may be.
@@ -93,8 +106,10 @@ def check_function(fun: object) -> None:
         ArgumentError: it cannot be called, or gives no arrays when it is.
     """
     if not callable(fun):
+        is_result = isinstance(fun, jax.Array)
+        called = "; to fix: partition the function, not what it returns: partition(fun, mesh=mesh)(x)" * is_result
         raise ArgumentError(
-            f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load"
+            f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load{called}"
         )
     if inspect.isgeneratorfunction(fun) or inspect.iscoroutinefunction(fun):
         kind = "a generator" if inspect.isgeneratorfunction(fun) else "a coroutine"
@@ -136,51 +151,6 @@ def in_name_of(
         left = [p for name, p in signature.parameters.items() if name not in without]
         called.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
     return called
-
-
-def check_call(name: str, signature: inspect.Signature | None, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """
-    Raises:
-        ArgumentError: the function does not take these arguments; in Python's words, with its parameters.
-    """
-    if signature is None:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        problem = _missing(signature, args, kwargs) or _surplus(signature, args) or str(error)
-        problem = f"got {problem}" if problem.startswith("multiple") else problem
-        raise ArgumentError(f"{name}() {problem}; its parameters are {_without_annotations(signature)}") from None
-
-
-def _missing(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    parameters = signature.parameters.values()
-    positional = [p for p in parameters if p.kind in _POSITIONAL][len(args) :]
-    named = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    for kind, left in (("positional", positional), ("keyword-only", named)):
-        names = [repr(p.name) for p in left if p.default is p.empty and p.name not in kwargs]
-        if names:
-            *first, last = names
-            listed = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
-            return f"missing {len(names)} required {kind} argument{'s' * (len(names) > 1)}: {listed}"
-    return ""
-
-
-def _surplus(signature: inspect.Signature, args: Sequence[Any]) -> str:
-    parameters = signature.parameters.values()
-    count = sum(p.kind in _POSITIONAL for p in parameters)
-    if len(args) <= count or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return ""
-    were = "was" if len(args) == 1 else "were"
-    return f"takes {count} positional argument{'' if count == 1 else 's'} but {len(args)} {were} given"
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
-    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
 def _without_partials(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -288,11 +258,12 @@ def argument_leaves(
     count = max(len(parameters.positional), len(args))
     roots = (*parameters.positional, *(f"args[{i}]" for i in range(len(parameters.positional), count)))
     entries = _entries(specs, replace(parameters, positional=roots, keyword_only=named), len(args), kwargs, where)
+    passed = dict(zip(roots, args, strict=False)) | {name: kwargs[name] for name in sorted(kwargs)}
     leaves: list[Leaf] = []
-    for root, argument in zip(roots, args, strict=False):
-        leaves += match_prefix(entries[root], argument, root, where)
-    for name in sorted(kwargs):
-        leaves += match_prefix(entries.get(name), kwargs[name], name, where)
+    for name, argument in passed.items():
+        leaves += match_prefix(entries.get(name), argument, name, where, is_whole=True)
+    for rule in {id(spec): spec for spec in entries.values() if isinstance(spec, SpecRule)}.values():
+        warn_of_unused(rule.unused({name: passed[name] for name in passed if entries.get(name) is rule}))
     return leaves
 
 
@@ -382,13 +353,15 @@ def is_token(x: Any) -> bool:
         return False
 
 
-def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
-    """Spreads a prefix tree of specifications over the leaves of `tree`; `root` is how the tree is called.
+def match_prefix(specs: Spec, tree: Any, root: str, where: str, is_whole: bool = False) -> list[Leaf]:
+    """Spreads a prefix tree of specifications over the leaves of `tree`; `root` is how the tree is called. Of a
+    `SpecRule` for an argument that `is_whole` it is not said whether it splits any: it may be that of others, too.
 
     Raises:
         ShardingError: names the first path where the two trees differ.
     """
     if isinstance(specs, SpecRule):
+        warn_of_unused("" if is_whole else specs.unused({root: tree}))
         specs = specs.for_tree(tree, root)
     if isinstance(specs, SPEC_TYPES):
         return [Leaf.of(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]

@@ -16,12 +16,19 @@ from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate import primitives
-from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, match_prefix
+from sdy_jax.annotate.arguments import (
+    SPEC_TYPES,
+    Leaf,
+    Parameters,
+    argument_leaves,
+    function_name,
+    match_prefix,
+)
 from sdy_jax.annotate.constraints import sharding_constraint_p, sharding_here, stated_here
 from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.site import Site, current_mesh, emission, traced_manual_axes
 from sdy_jax.annotate.specs import PARTITION, Stated, specification, with_dimension
-from sdy_jax.base.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.base.errors import SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.base.jax_lowering import lower_region
 from sdy_jax.ir.attributes import shardings_to_attribute
@@ -81,7 +88,7 @@ def named_computation(
             named_computation, name=name or fun, in_shardings=in_shardings, out_shardings=out_shardings
         )
     if not callable(fun):
-        raise SdyError(f"named_computation got a {type(fun).__name__}; expected a function or a name")
+        raise SdyError(f"named_computation got {with_article(type(fun))}; expected a function or a name")
     title = name or str(getattr(fun, "__name__", type(fun).__name__))
     parameters = Parameters.of(fun)
 
@@ -322,7 +329,9 @@ def manual_computation(
     Source: the compiler API reference, "Manual Computation".
     """
     if not callable(fun):
-        raise SdyError(f"manual_computation got a {type(fun).__name__}; expected a function")
+        raise SdyError(f"manual_computation got {with_article(type(fun))}; expected a function")
+    if not isinstance(manual_axes, Iterable):
+        raise SdyError(f"manual_computation: manual_axes={manual_axes!r}; expected the names of mesh axes")
     manual = frozenset([manual_axes] if isinstance(manual_axes, str) else manual_axes)
     parameters = Parameters.of(fun)
     inputs, outputs = "manual_computation, in_shardings", "manual_computation, out_shardings"
@@ -332,6 +341,7 @@ def manual_computation(
         is_leaf=lambda spec: isinstance(spec, SPEC_TYPES),
     )
 
+    @api_boundary
     @functools.wraps(fun)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         flat, _ = primitives.flattened(fun, args, kwargs)
@@ -340,10 +350,10 @@ def manual_computation(
         in_specs = tuple(_manual_part(leaf.spec, manual, f"{inputs} for `{leaf.path}`") for leaf in leaves)
         for leaf, spec in zip(leaves, in_specs, strict=True):
             _check_blocks(leaf, spec, mesh, f"{inputs} for `{leaf.path}`")
-        mapped = flat
+        mapped = _with_checked_results(flat, fun, out_shardings, manual, outputs)
         if manual:  # to `shard_map`, no axes are all of them
             mapped = jax.shard_map(
-                flat,
+                mapped,
                 mesh=on_mesh,
                 in_specs=in_specs,
                 out_specs=out_specs,
@@ -356,6 +366,22 @@ def manual_computation(
         result: R = jax.tree.unflatten(jax.tree.structure(out), values)
         return result
 
+    return call
+
+
+def _with_checked_results(
+    flat: Callable[..., Any], fun: Callable[..., Any], specs: Any, manual: frozenset[str], where: str
+) -> Callable[..., Any]:
+    """`flat` under the name of the user's function, of which it is said where its results are not as `specs` says."""
+
+    def call(*leaves: Any) -> Any:
+        out = flat(*leaves)
+        for leaf in match_prefix(specs, out, "result", where):
+            place = f"{where} for `{leaf.path}`"
+            _check_rank(_manual_part(leaf.spec, manual, place), jnp.ndim(leaf.value), place)
+        return out
+
+    call.__name__ = function_name(fun)
     return call
 
 
@@ -378,8 +404,7 @@ def _mesh(mesh: jax.sharding.Mesh | None, manual: frozenset[str]) -> jax.shardin
 def _check_blocks(leaf: Leaf, spec: PartitionSpec, mesh: jax.sharding.Mesh | None, place: str) -> None:
     """Manual axes split an argument into equal blocks."""
     shape, sizes = jnp.shape(leaf.value), (mesh or jax.sharding.get_abstract_mesh()).shape
-    if len(spec) > len(shape):
-        raise ShardingError(f"{place}: {spec} has {len(spec)} entries for a value of rank {len(shape)}")
+    _check_rank(spec, len(shape), place)
     for dim, entry in enumerate(spec):
         names = (entry,) if isinstance(entry, str) else entry or ()
         count = math.prod(sizes[name] for name in names)
@@ -388,6 +413,13 @@ def _check_blocks(leaf: Leaf, spec: PartitionSpec, mesh: jax.sharding.Mesh | Non
                 f"{place}: dimension {dim} of size {shape[dim]} does not split into {count} equal blocks along "
                 f"{', '.join(names)}; a manual computation has blocks of one size"
             )
+
+
+def _check_rank(spec: PartitionSpec, rank: int, place: str) -> None:
+    if len(spec) > rank:
+        raise ShardingError(
+            f"{place}: {spec} has {len(spec)} entries for a value of rank {rank}; give at most one per dimension"
+        )
 
 
 def _manual_part(spec: Any, manual: frozenset[str], place: str) -> PartitionSpec:

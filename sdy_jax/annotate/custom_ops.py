@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
@@ -15,12 +17,12 @@ from jax.interpreters import ad, mlir
 from sdy_jax.annotate import primitives
 from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.base.errors import ParseError, SdyError, ShardingError
+from sdy_jax.base.errors import ParseError, SdyError, ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.attributes import rule_to_attribute
 from sdy_jax.ir.custom_ops import TARGET, WHOLE, CustomOp, StatedWork, call_function
 from sdy_jax.ir.parsers import parse_rule
-from sdy_jax.ir.shardings import REDUCTION_KINDS, OpShardingRule, TensorMapping
+from sdy_jax.ir.shardings import REDUCTION_KINDS, OpShardingRule, TensorMapping, factor_symbol
 from sdy_jax.ir.validity import verify_rule
 
 # Annotations that say how one op can be split: with_sharding_rule.
@@ -61,7 +63,7 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
     Source: the SDY dialect reference, `op_sharding_rule`.
     """
     if not callable(fun):
-        raise SdyError(f"with_sharding_rule got a {type(fun).__name__}; expected a function")
+        raise SdyError(f"with_sharding_rule got {with_article(type(fun))}; expected a function")
     title = getattr(fun, "__name__", type(fun).__name__)
     own = parsed_rule(rule, "with_sharding_rule", title)
 
@@ -88,8 +90,37 @@ def parsed_rule(rule: Any, function: str, title: str) -> OpShardingRule:
         except ParseError as error:
             raise ParseError(f"{function} of `{title}`: {error}\n{_FORM}") from None
     if not isinstance(rule, OpShardingRule):
-        raise ShardingError(f"{function} of `{title}` got a {type(rule).__name__}; expected a rule or its text")
+        raise ShardingError(f"{function} of `{title}` got {with_article(type(rule))}; expected a rule or its text")
     return rule
+
+
+def check_rule(
+    rule: OpShardingRule, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], where: str
+) -> None:
+    """Whether a rule that a user gave fits the shapes of operands and results.
+
+    SDY lets sizes of factors be any, as of halos. Here those along which blocks correspond, and terms of sums, have to
+    be the sizes of the dimensions: a rule that was written for other arrays would split these wrongly.
+
+    Raises:
+        ShardingError: it does not.
+    """
+    verify_rule(rule, operands, results, where)
+    special = {*rule.need_replication, *rule.permutation, *rule.blocked}
+    sides = (("operand", rule.operand_mappings, operands), ("result", rule.result_mappings, results))
+    for side, mappings, shapes in sides:
+        for number, (mapping, shape) in enumerate(zip(mappings, shapes, strict=True)):
+            for dim, factors in enumerate(mapping):
+                given = [rule.factor_sizes[factor] for factor in factors]
+                if special.isdisjoint(factors) and math.prod(given) != shape[dim]:
+                    raise ShardingError(_other_size(factors, given, shape[dim], f"{where}, {side} {number}, dim {dim}"))
+
+
+def _other_size(factors: Sequence[int], given: Sequence[int], size: int, where: str) -> str:
+    names = [factor_symbol(factor) for factor in factors]
+    has = ", ".join(f"{name}={own}" for name, own in zip(names, given, strict=True))
+    fixed = f"write {names[0]}={size}" if len(names) == 1 else f"give {', '.join(names)} sizes of this product"
+    return f"{where}: its size is {size}, and the rule has {has}; to fix: {fixed}, or other factors for other sizes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +187,7 @@ def _emit_ruled(
     for level in mapped:
         added = dict(zip(xs, level.arguments, strict=True))
         rule = with_factor(rule, level, [added.get(x) for x in op.operands])
-    verify_rule(rule, _shapes(op.operands), _shapes(op.results), f"with_sharding_rule of `{title}`, {op.name}")
+    check_rule(rule, _shapes(op.operands), _shapes(op.results), f"with_sharding_rule of `{title}`, {op.name}")
     op.attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), op.context)
     return outs
 
@@ -244,8 +275,9 @@ def custom_op(
     Raises:
         ParseError: text that is no rule.
         SdyError: `fun` is no function, or closes over traced arrays; no such reduction.
-        ShardingError: in a partitioned function: the rule does not fit the shapes of arguments and results, or a block
-            of a result has another shape than the rule says.
+        ShardingError: in a partitioned function: the rule does not fit the shapes of arguments and results, the sizes
+            of its factors included (but for those that are whole or permuted, as of windows), or a block of a result
+            has another shape than the rule says.
 
     Example:
         >>> rows = custom_op(lambda x, w: x @ w, "([i, k], [k, j])->([i, j]) {i=8, j=2, k=4} reduction={k}")
@@ -258,9 +290,11 @@ def custom_op(
     Source: the SDY dialect reference, `op_sharding_rule`.
     """
     if not callable(fun):
-        raise SdyError(f"custom_op got a {type(fun).__name__}; expected a function")
+        raise SdyError(f"custom_op got {with_article(type(fun))}; expected a function")
     if reduction not in REDUCTION_KINDS:
         raise SdyError(f"custom_op got the reduction {reduction!r}; it is one of {', '.join(REDUCTION_KINDS)}")
+    if (padding is not None and np.ndim(padding) != 0) or isinstance(padding, (str, bytes)):
+        raise SdyError(f"custom_op got the padding {padding!r}; expected a number, such as 0")
     title = getattr(fun, "__name__", type(fun).__name__)
     own = parsed_rule(rule, "custom_op", title)
 
@@ -316,13 +350,15 @@ def _emit(
 ) -> list[ir.Value]:
     whole: Mapping[int, str] = {}
     work: StatedWork | None = None
+    is_stated = isinstance(rule, OpShardingRule)
     if not isinstance(rule, OpShardingRule):
         rule, op, whole, work = rule(op)
     for level in mapped:
         rule, op = with_factor(rule, level, level.arguments), _mapped(op, level)
         work = work and replace(work, flops=work.flops * level.size, bytes=work.bytes * level.size)
     operands, results = ([aval.shape for aval in avals] for avals in (region.in_avals, region.out_avals))
-    verify_rule(rule, operands, results, f"custom_op of `{op.title}`")
+    check = check_rule if is_stated else verify_rule
+    check(rule, operands, results, f"custom_op of `{op.title}`")
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in region.out_avals]
     reasons = [ir.StringAttr.get(whole.get(factor, "")) for factor in range(len(rule.factor_sizes))]
     stated = {WHOLE: ir.ArrayAttr.get(reasons)} if whole else None

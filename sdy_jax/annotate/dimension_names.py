@@ -14,7 +14,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_map_with_path
 
-from sdy_jax.annotate.arguments import SpecRule, match_prefix
+from sdy_jax.annotate.arguments import SpecRule, match_prefix, warn_of_unused
+from sdy_jax.base.call_errors import listed
 from sdy_jax.base.errors import ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
@@ -38,6 +39,10 @@ def axis_sizes(mesh: SizedMesh | None, params: Any) -> Mapping[str, int] | None:
         mesh = next(filter(None, map(_mesh_of, jax.tree.leaves(params))), None)
     if mesh is None or isinstance(mesh, Mesh):
         return None if mesh is None else mesh.sizes
+    if not isinstance(mesh, AnyMesh):
+        raise ShardingError(
+            f"mesh is {with_article(type(mesh))}; expected a mesh, as jax.make_mesh(shape, names) makes it"
+        )
     return mesh_from_jax(mesh).sizes
 
 
@@ -162,11 +167,21 @@ def mapped(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Call
     return tree_map_with_path(at, tree, is_leaf=ends)
 
 
-def leaves(tree: Any, root: str) -> list[TreeLeaf]:
+def leaves(tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> list[TreeLeaf]:
     """The leaves of a tree, boxes being leaves."""
     found: list[TreeLeaf] = []
-    mapped(found.append, tree, root)
+    mapped(found.append, tree, root, ends)
     return found
+
+
+_SHOWN = 5
+"""The number of paths that a message lists. Chosen: for a reader."""
+
+
+def listed_paths(said: Sequence[str]) -> str:
+    """The first of what is said of several leaves, and how many more there are."""
+    more = len(said) - _SHOWN
+    return ", ".join(said[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def stated_specs(specs: Any, params: Any, root: str, where: str) -> list[PartitionSpec | None]:
@@ -203,6 +218,11 @@ def entries_of(spec: PartitionSpec, shape: tuple[int, ...], place: str) -> Entri
 def axes_in(entries: Entries) -> list[str]:
     """All axes, in order."""
     return [axis for axes in entries if axes is not PartitionSpec.UNCONSTRAINED for axis in axes]
+
+
+def axes_of_spec(spec: PartitionSpec | None) -> list[str]:
+    """All axes of a specification, in order."""
+    return axes_in([_axes_of_entry(entry) for entry in spec or ()])
 
 
 def spec_of(entries: Entries) -> PartitionSpec:
@@ -259,6 +279,7 @@ class Rules(SpecRule):
 
     pairs: tuple[Pair, ...]
 
+    @api_boundary
     def spec(self, *names: Any) -> PartitionSpec:
         """The specification of an array with these names, one per dimension, None for one without a name.
 
@@ -271,6 +292,7 @@ class Rules(SpecRule):
         """
         return self._spec(BoxNames(names), "rules")
 
+    @api_boundary
     def __call__(self, tree: Any) -> Any:
         """The specifications of a whole tree.
 
@@ -284,11 +306,34 @@ class Rules(SpecRule):
         Raises:
             ShardingError: names that do not fit their array, or a name that stands for two dimensions.
         """
+        warn_of_unused(self.unused({"tree": tree}))
         return mapped(lambda leaf: self._of_leaf(leaf, PartitionSpec()), tree, "tree", _ends)
 
     def for_tree(self, tree: Any, root: str) -> Any:
         """The specifications of an argument or a result; None (propagation decides) where there are no names."""
         return mapped(lambda leaf: self._of_leaf(leaf, None), tree, root)
+
+    def unused(self, trees: Mapping[str, Any]) -> str:
+        found = [leaf for root, tree in trees.items() for leaf in leaves(tree, root, _ends) if leaf.shape != ()]
+        if not found or not any(_axes(axes) for _, axes in self.pairs):
+            return ""
+        names = {leaf.path: _names_of(leaf) for leaf in found}
+        if any(names.values()):
+            if any(axes_of_spec(self._of_leaf(leaf, None)) for leaf in found):
+                return ""
+            said = listed_paths([f"`{path}` has {', '.join(map(repr, own))}" for path, own in names.items() if own])
+            return (
+                f"rules split none of these arrays, of whose names none has a mesh axis: {said}; the rules are of "
+                f"{listed(dict.fromkeys(repr(name) for name, _ in self.pairs))}; to fix: give rules for these names"
+            )
+        paths = [f"`{leaf.path}`" for leaf in found if leaf.shape is not None]
+        if not paths:
+            return ""
+        return (
+            f"rules split none of these arrays, which have no names of dimensions: {listed_paths(paths)}; to fix: box "
+            "them with names (flax.linen.with_logical_partitioning and the like), or state them by "
+            "sdy_jax.tensor_parallel, or by rules(...).spec"
+        )
 
     def check_axes(self, names: Sequence[str], where: str) -> None:
         for name, axis in ((name, axis) for name, axes in self.pairs for axis in _axes(axes)):
@@ -298,6 +343,7 @@ class Rules(SpecRule):
                     f"{', '.join(names)}"
                 )
 
+    @api_boundary
     def __enter__(self) -> Rules:
         """Until the end of the block these are also the rules of the libraries that have such (flax, haliax), and are
         imported by then: inside of it, functions with `flax.linen.with_logical_constraint` are to be called first.
@@ -365,7 +411,8 @@ def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
             `flax.nnx`), it is one.
 
     Returns:
-        The rules. `spec("batch")` is the `PartitionSpec` of names; called with a tree they give a tree of these.
+        The rules. `spec("batch")` is the `PartitionSpec` of names; called with a tree they give a tree of these. If
+        they split none of the arrays that they are given for, a `PartitionWarning` says why.
 
     Raises:
         ShardingError: something that is no pair of a name and mesh axes. A function with rules in its shardings raises
@@ -436,6 +483,12 @@ def _axes(axes: Any) -> tuple[Any, ...]:
     if axes is None or axes is PartitionSpec.UNCONSTRAINED:
         return ()
     return axes if isinstance(axes, tuple) else (axes,)
+
+
+def _names_of(leaf: TreeLeaf) -> list[str]:
+    """The names of a leaf's dimensions."""
+    box = BoxNames(tuple(leaf.node)) if _is_names(leaf.node) else box_names(leaf.node)
+    return [name for name in (box and box.names) or () if isinstance(name, str)]
 
 
 def _ends(node: Any) -> bool:

@@ -86,7 +86,7 @@ class ConstantValues:
 
     def __init__(self, module: ir.Operation, arguments: Sequence[Any]):
         self._functions = functions(module)
-        self._main, self._arguments = symbol(main_of(self._functions)), arguments
+        self._main, self._arguments = symbol(main_of(self._functions, module)), arguments
         self._calls: dict[str, list[ir.Operation]] = {}
         for call in calls_in(module):
             self._calls.setdefault(callee_of(call), []).append(call)

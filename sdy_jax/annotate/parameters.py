@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from sdy_jax.annotate.arguments import SpecRule
+from sdy_jax.annotate.arguments import SpecRule, warn_of_unused
 from sdy_jax.annotate.dimension_names import (
     Entries,
     Keys,
     SizedMesh,
     TreeLeaf,
     axes_in,
+    axes_of_spec,
     axis_sizes,
     check_axis,
     entries_of,
     leaves,
+    listed_paths,
     mapped,
     spec_of,
     stated_specs,
@@ -60,7 +64,7 @@ def fsdp(
         min_size: the number of elements from which on a parameter is split.
 
     Returns:
-        The tree with a `PartitionSpec` for each parameter.
+        The tree with a `PartitionSpec` for each parameter. If it splits none, a `PartitionWarning` says why.
 
     Raises:
         ShardingError: no mesh, an axis that it lacks, or `specs` that do not fit the parameters.
@@ -75,7 +79,9 @@ def fsdp(
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020 (stage 3).
     """
-    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    axes = _named_axes(axis)
+    if not isinstance(min_size, int):
+        raise ShardingError(f"fsdp: min_size={min_size!r}; expected a number of elements")
     sizes = _sizes(axes, mesh, params)
     stated = iter(stated_specs(specs, params, "params", "fsdp"))
 
@@ -88,7 +94,38 @@ def fsdp(
             _split_one(entries, shape, axes, sizes)
         return spec_of(entries)
 
-    return mapped(split, params, "params")
+    specs = mapped(split, params, "params")
+    if not any(set(axes) & set(axes_of_spec(spec)) for spec in jax.tree.leaves(specs)):
+        warn_of_unused(_none_split(params, axes, sizes, min_size))
+    return specs
+
+
+def _none_split(params: Any, axes: tuple[str, ...], sizes: Mapping[str, int], min_size: int) -> str:
+    """What is said where no parameter is split; empty where there are none."""
+    found, count = leaves(params, "params"), math.prod(sizes[axis] for axis in axes)
+    arrays = [(leaf.path, leaf.shape) for leaf in found if leaf.shape]
+    if not arrays:
+        if not found:
+            return ""
+        return (
+            f"fsdp splits nothing, as these have no dimensions: {_paths(found)}; to fix: give arrays, or types of them"
+        )
+    said = []
+    for path, shape in arrays:
+        elements = math.prod(shape)
+        few = f", fewer than min_size={min_size:,}" if elements < min_size else ""
+        said.append(f"`{path}` of shape {shape} has {elements:,} elements{few}")
+    return (
+        f"fsdp splits no parameter along {' and '.join(map(repr, axes))}, of {count} devices: {listed_paths(said)}; to "
+        f"fix: lower min_size, or pad a dimension to a multiple of {count}"
+    )
+
+
+def _named_axes(axis: Any) -> tuple[str, ...]:
+    axes = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    if not axes or not all(isinstance(each, str) for each in axes):
+        raise ShardingError(f"fsdp: axis={axis!r}; expected the name of a mesh axis, or several")
+    return axes
 
 
 def _sizes(axes: tuple[str, ...], mesh: SizedMesh | None, params: Any) -> Mapping[str, int]:
@@ -125,9 +162,6 @@ def _divides(entry: Any, size: int, axes: tuple[str, ...], sizes: Mapping[str, i
 
 # Specifications by path: regular expressions on the names of parameters.
 
-_SHOWN = 5
-"""The number of paths that an error lists. Chosen: for a reader."""
-
 
 @api_boundary
 def tensor_parallel(
@@ -163,12 +197,17 @@ def tensor_parallel(
     Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
     2019.
     """
+    if not isinstance(patterns, Mapping):
+        raise ShardingError(
+            f"tensor_parallel: patterns is {with_article(type(patterns))}; expected a dict of regular expressions and "
+            "PartitionSpecs"
+        )
     compiled = {_compiled(pattern): _checked(pattern, spec) for pattern, spec in patterns.items()}
     sizes, named = axis_sizes(mesh, params), [leaf for leaf in leaves(params, name) if leaf.shape is not None]
     for pattern in compiled:
         if not any(_is_in(pattern, leaf) for leaf in named):
             raise ShardingError(
-                f"tensor_parallel: {pattern.pattern!r} is found in no path; the parameters are {_listed(named)}"
+                f"tensor_parallel: {pattern.pattern!r} is found in no path; the parameters are {_paths(named)}"
             )
 
     def spec_for(leaf: TreeLeaf) -> PartitionSpec | None:
@@ -216,10 +255,8 @@ def _check_fit(spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, 
             )
 
 
-def _listed(named: Sequence[TreeLeaf]) -> str:
-    paths = [f"`{leaf.path}`" for leaf in named]
-    more = len(paths) - _SHOWN
-    return ", ".join(paths[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _paths(named: Iterable[TreeLeaf]) -> str:
+    return listed_paths([f"`{leaf.path}`" for leaf in named])
 
 
 # Specifications by likeness: an optimizer's state lies as the parameters that it belongs to.
@@ -244,13 +281,25 @@ class Like(SpecRule):
 
     parameters: Mapping[Keys, _Parameter]
 
+    @api_boundary
     def __call__(self, state: Any) -> Any:
         """The specifications of a state: the tree with a `PartitionSpec` for each array."""
+        warn_of_unused(self.unused({"state": state}))
         return mapped(self._of_leaf, state, "state")
 
     def for_tree(self, tree: Any, root: str) -> Any:
         """The specifications of an argument or a result."""
-        return self(tree)
+        return mapped(self._of_leaf, tree, root)
+
+    def unused(self, trees: Mapping[str, Any]) -> str:
+        arrays = [leaf for root, tree in trees.items() for leaf in leaves(tree, root) if _is_like_weights(leaf)]
+        if not arrays or any(self._parameter(leaf) for leaf in arrays):
+            return ""
+        known = listed_paths([f"`{'/'.join(keys)}`" for keys in self.parameters])
+        return (
+            f"like splits none of these arrays, of which none has a parameter's path at its end: {_paths(arrays)}; the "
+            f"parameters are {known}; to fix: give like the tree whose structure the state has"
+        )
 
     def __repr__(self) -> str:
         return f"like(<{len(self.parameters)} parameters>)"
@@ -258,9 +307,13 @@ class Like(SpecRule):
     def _of_leaf(self, leaf: TreeLeaf) -> PartitionSpec | None:
         if leaf.shape is None:
             return None
-        ends = (leaf.keys[first:] for first in range(len(leaf.keys) + 1))
-        parameter = next((self.parameters[end] for end in ends if end in self.parameters), None)
+        parameter = self._parameter(leaf)
         return PartitionSpec() if parameter is None else parameter.for_shape(leaf.shape)
+
+    def _parameter(self, leaf: TreeLeaf) -> _Parameter | None:
+        """That whose path the leaf's ends with."""
+        ends = (leaf.keys[first:] for first in range(len(leaf.keys) + 1))
+        return next((self.parameters[end] for end in ends if end in self.parameters), None)
 
 
 @api_boundary
@@ -279,7 +332,7 @@ def like(params: Any, specs: Any = None) -> Like:
 
     Returns:
         What stands for the state's specifications in `in_shardings` and `out_shardings`; called with a state, or with
-        its types, it gives the tree.
+        its types, it gives the tree. If none of its arrays belongs to a parameter, a `PartitionWarning` says so.
 
     Raises:
         ShardingError: nothing says how a parameter lies, or a specification does not fit it.
@@ -302,6 +355,11 @@ def like(params: Any, specs: Any = None) -> Like:
             entries_of(spec or PartitionSpec(), leaf.shape, f"like: `{leaf.path}`")  # checks it
             parameters[leaf.keys] = _Parameter(leaf.shape, spec)
     return Like(parameters)
+
+
+def _is_like_weights(leaf: TreeLeaf) -> bool:
+    """Whether a leaf is an array of floating-point numbers, as moments are, and counters and keys are not."""
+    return bool(leaf.shape) and jnp.issubdtype(getattr(leaf.value, "dtype", jnp.int32), jnp.inexact)
 
 
 def _own_spec(leaf: TreeLeaf) -> PartitionSpec | None:

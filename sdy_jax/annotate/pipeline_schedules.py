@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sdy_jax.base.call_errors import did_you_mean, listed
 from sdy_jax.base.errors import ArgumentError
 from sdy_jax.ir.locations import PIPELINE
 
@@ -272,7 +272,7 @@ def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int
         The table: `bubble()` is the share of the time that stages wait, `held()` how many microbatches each holds.
 
     Raises:
-        ArgumentError: there is no such schedule.
+        ArgumentError: there is no such schedule, or a number is none that is positive.
 
     Example:
         >>> print(pipeline_schedule("1f1b", stages=2, microbatches=3))
@@ -284,11 +284,11 @@ def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int
         `pipeline`: what runs it.
     """
     if schedule not in SCHEDULES:
-        near = difflib.get_close_matches(str(schedule), SCHEDULES, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ArgumentError(
-            f"pipeline: schedule is {schedule!r}; {hint}schedules are {', '.join(map(repr, SCHEDULES))}"
-        )
+        hint, known = did_you_mean(schedule, SCHEDULES), listed(map(repr, SCHEDULES))
+        raise ArgumentError(f"pipeline: schedule is {schedule!r}; {hint}schedules are {known}")
+    for name, number in (("stages", stages), ("microbatches", microbatches), ("rounds", rounds)):
+        if not isinstance(number, int) or number < 1:
+            raise ArgumentError(f"pipeline: {name} is {number!r}; expected a positive integer")
     return SCHEDULES[schedule](stages, rounds, microbatches)
 
 

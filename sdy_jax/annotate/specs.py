@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sdy_jax.annotate.argument_errors import no_sharding_text
 from sdy_jax.annotate.arguments import AUTO, Leaf
 from sdy_jax.annotate.site import Site
-from sdy_jax.base.errors import ParseError, ShardingError
+from sdy_jax.base.errors import ParseError, ShardingError, with_article
 from sdy_jax.ir.device_orders import can_express, in_order_of, rewritten, same_devices
 from sdy_jax.ir.jax_shardings import AnyMesh, entry_names, from_partition_spec, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
@@ -79,7 +79,7 @@ def specification(spec: Any, place: str) -> Stated:
             "decides, or, in in_shardings and out_shardings, sdy.AUTO in place of the whole PartitionSpec"
         )
     if not isinstance(spec, Stated):
-        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
+        raise ShardingError(f"{place} is {with_article(type(spec))}, which names no mesh axes; give a PartitionSpec")
     return spec
 
 

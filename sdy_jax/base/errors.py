@@ -78,7 +78,7 @@ class ParseError(SdyError, ValueError):
     """Text that is not a well-formed mesh, sharding, rule or module.
 
     Example:
-        sdy.TensorSharding.parse('[{"data"')
+        sdy.sharding_constraint(x, '[{"data"')
 
     See also:
         `ShardingError`: a sharding that is well-formed and does not fit.
@@ -209,8 +209,9 @@ class PartitionWarning(UserWarning):
 
 
 def with_article(kind: type) -> str:
-    """`a dict`, `an int`."""
-    return f"{'an' if kind.__name__[0] in 'aeiouAEIO' else 'a'} {kind.__name__}"
+    """`a dict`, `an int`; `an array` for those of jax, traced ones included."""
+    name = "array" if kind.__name__ == "ArrayImpl" or kind.__name__.endswith("Tracer") else kind.__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
 for _name in __all__:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from sdy_jax.base.call_errors import nearest
 from sdy_jax.base.errors import SdyError
 
 # Writing files so that there is the old one or the new one at any time, whatever fails meanwhile.
@@ -58,6 +59,21 @@ def explained(problem: str, fix: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise SdyError(f"{problem}: {error.strerror or error}; to fix: {fix}") from None
+
+
+def refusal(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
+    """Why the system does not give a file, in words; of one that is not there, with the file beside it that was meant
+    most likely."""
+    said = getattr(error, "strerror", None) or str(error)
+    if not isinstance(error, FileNotFoundError):
+        return said
+    folder, name = os.path.split(os.fspath(path))
+    if not os.path.isdir(folder or os.curdir):
+        return f"{said}; there is no folder {folder}"
+    others = {os.path.splitext(other)[0]: other for other in sorted(os.listdir(folder or os.curdir))}
+    if near := nearest(os.path.splitext(name)[0], others):
+        return f"{said}; did you mean {os.path.join(folder, others[near])}?"
+    return f"{said} in {os.path.realpath(folder)}"
 
 
 def _opened(path: str | os.PathLike[str]) -> AbstractContextManager[BinaryIO]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +19,9 @@ from jax._src.api import jit as jit
 from jax._src.array import ArrayImpl
 from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+from sdy_jax.base.call_errors import misfit
+from sdy_jax.base.errors import SdyError
 
 # The calls that a jitted function's C++ does not know.
 #
@@ -131,6 +136,8 @@ def distributed_client() -> Any:
 F = TypeVar("F", bound=Callable[..., Any])
 
 traceback_util.register_exclusion(os.path.join(os.path.dirname(os.path.dirname(__file__)), ""))
+for _between in (contextlib, functools):  # their frames stand between ours
+    traceback_util.register_exclusion(str(_between.__file__))
 
 BOUNDARY = traceback_util.__name__
 """The module of the frame that `api_boundary` puts before a function: it is nobody's line."""
@@ -138,8 +145,47 @@ BOUNDARY = traceback_util.__name__
 
 def api_boundary(fun: F) -> F:
     """For functions that users call: what they raise shows the user's frames, and none of ours or jax's below."""
-    bounded: F = traceback_util.api_boundary(fun)
+    bounded: F = traceback_util.api_boundary(explaining_misfits(fun))
     return bounded
+
+
+def explaining_misfits(fun: F) -> F:
+    """A function that says of a call that it does not take what would be right; one that takes anything as it is."""
+    if hasattr(fun, "__wrapped__"):  # it takes what it is given, as of a user's function whose name it has
+        return fun
+    parameters = inspect.signature(fun).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) and any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return fun
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fun(*args, **kwargs)
+        except TypeError as error:
+            is_of_this_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
+            if is_of_this_call and (problem := misfit(fun, args, kwargs)) is not None:
+                raise problem from None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+K = TypeVar("K", bound=type)
+
+
+def api_class(cls: K) -> K:
+    """For dataclasses that users make: errors of what they are made of show the user's frames, as `api_boundary`."""
+    made = explaining_misfits(cls.__init__)  # type: ignore[misc]
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            made(self, *args, **kwargs)
+        except SdyError as error:
+            raise error.with_traceback(None) from None  # the generated method has no file that jax could leave out
+
+    cls.__init__ = traceback_util.api_boundary(init)  # type: ignore[misc]
+    return cls
 
 
 def unfiltered() -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf, match_prefix
 from sdy_jax.annotate.specs import PARTITION, resolve
 from sdy_jax.annotate.trees import as_prefix, by_argument
 from sdy_jax.base.errors import DeletedArrayError, ShardingError, UnsupportedError
-from sdy_jax.base.jax_calls import PASSES_DONATED, delete_donated
+from sdy_jax.base.jax_calls import PASSES_DONATED, api_boundary, delete_donated
 from sdy_jax.calls.arguments import Arguments, StaticParameters, Statics
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall
@@ -360,7 +360,7 @@ def deleting_donated(called: Callable[..., Any], fun: Callable[..., Any], option
             given += [kwargs[name] for name in donated.names if name in kwargs]
             delete_donated(jax.tree.leaves(given))
 
-    return call
+    return api_boundary(call)
 
 
 def delete_donated_elsewhere(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

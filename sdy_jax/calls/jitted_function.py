@@ -11,8 +11,9 @@ from jax.experimental.layout import Format
 from jax.sharding import AxisType, NamedSharding
 
 from sdy_jax.annotate.argument_errors import no_values
-from sdy_jax.annotate.arguments import SPEC_TYPES, in_name_of
+from sdy_jax.annotate.arguments import SPEC_TYPES, Parameters, in_name_of
 from sdy_jax.annotate.trees import as_prefix
+from sdy_jax.base.call_errors import listed
 from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.base.jax_calls import (
     CACHE_MISS,
@@ -44,7 +45,7 @@ from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.planned_call import PlannedCall, View
 from sdy_jax.calls.planned_function import PlannedFunction, check_has_devices, described, with_room
 from sdy_jax.calls.processes import ComparedLowered, are_several
-from sdy_jax.calls.run_errors import explain, explained, is_of_memory, op_by_op
+from sdy_jax.calls.run_errors import explain, explained, is_of_memory, not_there, op_by_op
 from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, explicit_axes, has_sub_axes
 from sdy_jax.ir.locations import caller_line, short_source
 from sdy_jax.ir.shardings import TensorSharding
@@ -273,9 +274,13 @@ class JittedFunction:
         except SdyError:
             raise
         except jax.errors.JaxRuntimeError as error:
-            if is_of_memory(error) and (plan := self._plan_of(args, kwargs)) is not None:
+            plan = self._plan_of(args, kwargs)
+            if plan is not None and is_of_memory(error):
                 explain(error, [plan])
-            raise
+            unknown = None if plan is None else not_there(error, plan)
+            if unknown is None:
+                raise
+            raise unknown from None
         except FloatingPointError as error:
             raise explained(error, self._function.name) from None
         except RuntimeError:
@@ -403,7 +408,9 @@ class JittedFunction:
         except (TypeError, ValueError) as error:
             _, is_about_fun, problem = str(error).rpartition("Jitted function ")
             subject = f"{self._function.name}()" if is_about_fun else f"the options of {self._function.name}:"
-            raise ArgumentError(f"{subject} {problem}") from None
+            own = Parameters.of(self._function.fun)
+            its = f"; its parameters are ({listed((*own.positional, *own.keyword_only))})" if is_about_fun else ""
+            raise ArgumentError(f"{subject} {problem.rstrip('.')}{its}") from None
 
     def _run(
         self,

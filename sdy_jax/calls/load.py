@@ -21,6 +21,7 @@ from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.trees import by_argument
 from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
+from sdy_jax.base.files import refusal
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Value
@@ -106,11 +107,13 @@ def contents(source: str | os.PathLike[str] | bytes) -> tuple[bytes, str]:
             "this is Python; to fix: partition a function of it, on the command line as sdy-jax plan FILE.py:FUNCTION",
             name,
         )
+    if isinstance(name, str) and _PROGRAM.match(name):
+        raise SourceError("this is the text of a program, no file's name; to fix: sdy_jax.loads(text)", "<text>")
     try:
         with open(name, "rb") as file:
             return file.read(), name
     except (OSError, ValueError) as error:  # a name may hold a NUL
-        raise SourceError(getattr(error, "strerror", None) or str(error), name) from None
+        raise SourceError(refusal(error, name), name) from None
 
 
 def _standard_input() -> bytes:
@@ -119,12 +122,18 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read()
 
 
+_PROGRAM = re.compile(r"\s*(?:module\b|func\.func\b|sdy\.mesh\b|//|#\w+ *=)[^\n]*[\n{]")
+"""How the text of a program begins."""
+
+
 def recognise(data: bytes, file: str) -> ArtifactKind:
     """What kind of file this is.
 
     Raises:
       SourceError: it is none of them; the message says what it seems to be.
     """
+    if not data.strip():
+        raise SourceError(f"this is empty; expected {_SUPPORTED}", file)
     if data.startswith(_BYTECODE):
         match = _PRODUCER.match(data)
         return ArtifactKind.PORTABLE if match and match[2] else ArtifactKind.BYTECODE
@@ -141,7 +150,7 @@ def recognise(data: bytes, file: str) -> ArtifactKind:
         found = f"byte {data[error.start]:#04x} at offset {error.start} is no UTF-8 text"
         raise SourceError(f"unknown kind of file: {found}; expected {_SUPPORTED}", file) from None
     if "\0" in text[:_LOOKED_AT]:
-        raise SourceError(f"unknown kind of file, with NUL characters; expected {_SUPPORTED}", file)
+        raise SourceError(f"unknown kind of file, with NUL characters; expected {_SUPPORTED}, whole", file)
     return ArtifactKind.TEXT
 
 
@@ -201,6 +210,8 @@ def binary_module(data: bytes, context: ir.Context, file: str) -> ir.Module:
     return module
 
 
+_DAMAGED = "to fix: if it was cut short or changed on its way, copy it or export it again"
+
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _NAME = re.compile(rf"@{_STRING}|{_STRING}(?= = )|(?:(?<={{)|(?<=, )){_STRING}(?=[,}}])")
 _ESCAPED = re.compile(rb"\\([0-9A-F]{2})")
@@ -220,11 +231,11 @@ def _unreadable(data: bytes, said: list[str]) -> str:
     match = _PRODUCER.match(data)
     reason = "; ".join(dict.fromkeys(said))
     if not match or not match[2]:
-        return f"this MLIR bytecode cannot be read: {reason}"
+        return f"this MLIR bytecode cannot be read: {reason}; {_DAMAGED}"
     own = stablehlo.get_current_version()
     return (
         f"this portable artifact of StableHLO {match[2].decode()} cannot be read: {reason} (jaxlib reads versions "
-        f"{stablehlo.get_minimum_version()} to {own})"
+        f"{stablehlo.get_minimum_version()} to {own}); {_DAMAGED}"
     )
 
 
@@ -244,8 +255,11 @@ def exported_of(data: bytes, file: str) -> export.Exported:
     except SdyError:
         raise
     except Exception as error:  # what a damaged flatbuffer raises is not known
-        reason = str(error) or type(error).__name__
-        raise SourceError(f"this jax.export file cannot be read by jax {jax.__version__}: {reason}", file) from None
+        reason = f"its {len(data)} bytes are not all" if isinstance(error, struct.error) else str(error)
+        reason = reason or type(error).__name__
+        raise SourceError(
+            f"this jax.export file cannot be read by jax {jax.__version__}: {reason}; {_DAMAGED}", file
+        ) from None
 
 
 _FORWARDING = frozenset(
@@ -370,8 +384,12 @@ def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
     """
     if not isinstance(text, str):
         raise SdyError(
-            f"loads got a {type(text).__name__}; expected the text of a program. Bytes and files are read by load"
+            f"loads got {with_article(type(text))}; expected the text of a program. Bytes and files are read by load"
         )
+    if re.fullmatch(r"[\w./\\~-]+\.\w+", text.strip()):
+        raise SdyError(f"loads got {text.strip()!r}, the name of a file; to fix: sdy_jax.load({text.strip()!r})")
+    if not text.strip():
+        raise SourceError("this is empty; expected the text of a program", "<text>")
     with damage_noticed("<text>"):
         program = _from_module(text_module(text, new_context(), "<text>", strict))
     return program if shardings else _without_shardings(program)

@@ -252,23 +252,12 @@ def check_meshes(meshes: Sequence[AnyMesh], specs: Any, costs: CostModel | None)
             f"mesh= has {len(meshes)} meshes, of which the planner takes one where it chooses layouts, too; to fix: "
             "in_shardings=AUTO, out_shardings=AUTO, or some entries of them; or give one mesh"
         )
-    _check_rates(meshes, costs)
+    for number, mesh in enumerate(meshes):
+        (costs or CostModel()).check_axes(mesh_from_jax(mesh), f"mesh[{number}]")
 
 
 def _devices(mesh: AnyMesh) -> Any:
     return {*mesh.devices.flat} if isinstance(mesh, jax.sharding.Mesh) else mesh.size
-
-
-def _check_rates(meshes: Sequence[AnyMesh], costs: CostModel | None) -> None:
-    if costs is None or isinstance(costs.bandwidth, (int, float)) or not costs.bandwidth:
-        return
-    for number, mesh in enumerate(meshes):
-        unknown = [name for name in mesh.axis_names if name not in dict(costs.bandwidth)]
-        if unknown:
-            raise ShardingError(
-                f"costs= has no bandwidth for the axis {unknown[0]!r} of mesh[{number}], {mesh_from_jax(mesh)}; to "
-                "fix: give the axes of all meshes, as CostModel.of_machine(name, axes) takes them, or leave costs out"
-            )
 
 
 def on_devices(meshes: Sequence[AnyMesh], values: Iterable[Any], around: Any) -> list[AnyMesh]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.calls.meshes import check_meshes, meshes_of
-from sdy_jax.ir.jax_shardings import AnyMesh, bytes_of_text
+from sdy_jax.ir.jax_shardings import AnyMesh, bytes_of_text, mesh_from_jax
 from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
@@ -177,6 +177,7 @@ class Options:
     def costs_of(self, mesh: AnyMesh) -> CostModel:
         """Those for a mesh: what runs as one, whatever its shape, has its share of latency."""
         costs = self.costs or CostModel.of_mesh(mesh)
+        costs.check_axes(mesh_from_jax(mesh))
         if costs.is_default:
             return costs
         combining = self.policy(mesh).combine

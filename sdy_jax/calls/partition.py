@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from types import ModuleType, TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
@@ -16,7 +17,8 @@ import jax
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import traced_manual_axes
-from sdy_jax.base.errors import ArgumentError, with_article
+from sdy_jax.base.call_errors import unknown_option
+from sdy_jax.base.errors import ArgumentError, PartitionWarning, with_article
 from sdy_jax.base.jax_calls import CACHE_MISS, api_boundary, jit
 from sdy_jax.calls.loaded_function import prepared
 from sdy_jax.calls.meshes import mesh_with_device
@@ -24,6 +26,7 @@ from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.calls.traced_function import traced_on
 from sdy_jax.ir.jax_shardings import AnyMesh
+from sdy_jax.ir.locations import users_stack_level
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.contracts import Budget
@@ -33,25 +36,6 @@ from sdy_jax.plan.record.record import PlanRecord
 # Calls of `partition` as of its neighbours: options of `jax.shard_map` and `pjit`, a mesh by position, and typos.
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_MEANT = {
-    "in_specs": ("in_shardings", "jax.shard_map's; here a spec says how the whole array is split"),
-    "out_specs": ("out_shardings", "jax.shard_map's; here a spec says how the whole array is split"),
-    "in_axis_resources": ("in_shardings", "an old name of pjit's"),
-    "out_axis_resources": ("out_shardings", "an old name of pjit's"),
-    "static_args": ("static_argnames", ""),
-    "donate": ("donate_argnums", ""),
-    "devices": ("mesh", "jax.make_mesh takes devices"),
-}
-"""Options of others: ours, and whose they are."""
-
-_WITHOUT = {
-    "axis_names": "jax.shard_map's: every axis of the mesh may be used; sdy.manual_computation is manual on some",
-    "check_vma": "jax.shard_map's",
-    "check_rep": "jax.shard_map's",
-    "abstracted_axes": "jax.jit's, and deprecated there",
-}
-"""Options of others that have no use here."""
 
 _MESHES = (jax.sharding.Mesh, jax.sharding.AbstractMesh, Mesh)
 
@@ -63,7 +47,9 @@ def with_known_options(known: Collection[str]) -> Callable[[F], F]:
     def decorator(fun: F) -> F:
         @functools.wraps(fun)
         def call(*args: Any, **options: Any) -> Any:
-            problem = _misplaced(args) or _unknown(known, options)
+            problem = _misplaced(args) or unknown_option(
+                known, {name: given for name, given in options.items() if name != "fun"}
+            )
             if problem:
                 raise ArgumentError(f"{fun.__name__} {problem}")
             return fun(*args, **options)
@@ -81,20 +67,6 @@ def _misplaced(args: tuple[Any, ...]) -> str:
         given = "a mesh" if is_mesh else with_article(type(args[1]))
         fixed = "partition(fun, mesh=mesh)" if is_mesh else "it by the option's name"
         return f"takes the function by position, and options by name; it got {given} as well; to fix: write {fixed}"
-    return ""
-
-
-def _unknown(known: Collection[str], options: dict[str, Any]) -> str:
-    for name in options:
-        if name in _WITHOUT:
-            return f"has no option {name!r}, which is {_WITHOUT[name]}; to fix: leave it out"
-        if name in _MEANT:
-            ours, whose = _MEANT[name]
-            return f"has no option {name!r}{f' ({whose})' if whose else ''}; to fix: write {ours}="
-        if name not in (*known, "fun"):
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}=?" if near else f"; it has {', '.join(known)}"
-            return f"has no option {name!r}{meant}"
     return ""
 
 
@@ -273,11 +245,25 @@ def partition(
         mesh is not None,
     )
     if fun is None:
-        return api_boundary(lambda f: PartitionedFunction(f, options))
+        return _decorator(options)
     if isinstance(fun, Program):
         fun, told = prepared(fun, mesh, in_shardings, out_shardings)
         options = dataclasses.replace(options, **told)
     return PartitionedFunction(fun, options)
+
+
+def _decorator(options: Options) -> Callable[..., Any]:
+    def partition(*args: Any, **kwargs: Any) -> PartitionedFunction[..., Any]:
+        if len(args) != 1 or kwargs:
+            count = len(args) + len(kwargs)
+            raise ArgumentError(
+                f"partition without a function is a decorator, which takes the function alone; it got {count} "
+                f"argument{'s' * (count != 1)}; to fix: write partition(fun, mesh=mesh)(x), or @partition(mesh=mesh) "
+                "above the function"
+            )
+        return PartitionedFunction(args[0], options)
+
+    return api_boundary(partition)
 
 
 # `sdy_jax.partition` in the place of `jax.jit`, for code that cannot be changed, and back again.
@@ -411,6 +397,7 @@ _KNOWN_TO_PARTITION = frozenset({*_OF_JIT, *Options().of_jit})
 """Those of jit's options that say nothing of devices; with others a function stays jit's."""
 
 
+@api_boundary
 def install(*modules: str | ModuleType, **options: Any) -> Installation:
     """Puts `partition` in place of `jax.jit`: for code that cannot be changed.
 
@@ -446,9 +433,18 @@ def install(*modules: str | ModuleType, **options: Any) -> Installation:
     if wrong := next((name for name in names if not isinstance(name, str)), None):
         raise ArgumentError(f"install got {wrong!r}; expected modules, or their names, as in install('trainer')")
     known = {field.name for field in fields(Options)} - {"mesh", "mesh_in_context", *_KNOWN_TO_PARTITION}
-    if unknown := [name for name in options if name not in known]:
-        raise ArgumentError(f"install has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    if problem := unknown_option(sorted(known), options):
+        raise ArgumentError(f"install {problem}")
+    for missing in [name for name in names if not _is_found(name)]:
+        text = f"install: no module {missing!r} is found; what is imported as that later gets partitioned functions"
+        warnings.warn(text, PartitionWarning, stacklevel=users_stack_level())
     Options(**options).check()
     made = Installation(names, options)
     made.install()
     return made
+
+
+def _is_found(module: str) -> bool:
+    """Whether a module's package is there: imported, or to be imported, which only that code itself may do."""
+    package = module.partition(".")[0]
+    return module in sys.modules or find_spec(package) is not None

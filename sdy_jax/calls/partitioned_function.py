@@ -44,7 +44,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def explaining_shapes(method: F) -> F:
-    """For a method that takes the arguments of a user's function: its errors say of each that looks like a shape."""
+    """For a method that takes the arguments of a user's function: its errors say of each that is numbers in a list,
+    which may be meant as an array, or as the shape of one."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,6 +66,8 @@ def _notes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
                 f"note: {name} is {value!r}: {len(value)} number{'s' * (len(value) > 1)}; for an array of that shape "
                 f"give jax.ShapeDtypeStruct({tuple(value)}, jax.numpy.float32)"
             )
+        elif isinstance(value, list) and value and all(isinstance(x, (int, float)) for x in jax.tree.leaves(value)):
+            yield f"note: {name} is a list, of which each number is an array of its own; for one give jax.numpy.array"
 
 
 # Partitioned functions in pickles: the function and its options, devices by their numbers. Plans are made again.
@@ -284,6 +287,7 @@ class PartitionedFunction(Generic[P, R]):
         return self._call(*args, **kwargs)
 
     @api_boundary
+    @explaining_shapes
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
         if (mesh := traced_on()) is not None:

@@ -15,7 +15,6 @@ from jax.tree_util import PyTreeDef
 from sdy_jax.annotate.arguments import (
     Leaf,
     argument_leaves,
-    check_call,
     check_function,
     check_rules,
     function_name,
@@ -26,6 +25,7 @@ from sdy_jax.annotate.computations import strict
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
+from sdy_jax.base.call_errors import check_call
 from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
 from sdy_jax.calls.arguments import Arguments, Layouts, Statics

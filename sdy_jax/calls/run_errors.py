@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.base.jax_tracing import mesh_in_context
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.ir.jax_shardings import AnyMesh
@@ -75,6 +76,40 @@ def explained(error: ArithmeticError, name: str) -> ArithmeticError:
             f"sdy_jax.verify({name}, ...) with these arguments"
         )
     return error
+
+
+# Programs of others may hold custom calls and ops that only their own runtimes know: XLA says so when it compiles.
+
+_NO_CALL = re.compile(
+    r"(?:custom call to|handler registered for) \"?(?P<name>[\w.$:]+?)\"? (?:for|on a platform) (?P<platform>\w+)"
+)
+_NO_OP = re.compile(r"'(?P<name>\w+\.[\w.]+)' op unsupported op for export to XLA")
+
+
+def not_there(error: BaseException, plan: Plan) -> UnsupportedError | None:
+    """The error about an op of the program that devices cannot run, with its line; None where `error` is another."""
+    text = str(error)
+    if (call := _NO_CALL.search(text)) is not None:
+        name, platform = call["name"], call["platform"].replace("Host", "cpu")
+        return UnsupportedError(
+            f"{_line_of(plan, name)}: stablehlo.custom_call @{name}: no function of this name is registered for "
+            f"{platform} devices; to fix: register it before, by jax.ffi.register_ffi_target({name!r}, ..., "
+            f"platform={platform!r}), or run the program where it is"
+        )
+    if (op := _NO_OP.search(text)) is not None:
+        name = op["name"]
+        return UnsupportedError(
+            f"{_line_of(plan, name)}: {name}: XLA cannot compile an op of the dialect `{name.partition('.')[0]}`; to "
+            "fix: lower it to StableHLO by that dialect's own passes"
+        )
+    return None
+
+
+def _line_of(plan: Plan, name: str) -> str:
+    """The line of the first op of a name, or custom call of a target."""
+    ops = (op for op in plan.graph.main.walk() if name in (op.name, op.text("call_target_name")))
+    found = next(ops, None)
+    return plan.source if found is None else short_source(found.source)
 
 
 # Errors of devices that are out of memory get a note: what the plan holds, and its largest values.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
 import importlib.util
 import os
 import re
@@ -20,7 +21,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.arguments import AUTO
-from sdy_jax.base.errors import InternalError, SdyError
+from sdy_jax.base.call_errors import did_you_mean
+from sdy_jax.base.errors import InternalError, SdyError, with_article
+from sdy_jax.base.files import refusal
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.terminal import described_bug
 from sdy_jax.ir.jax_shardings import long_dtype_name
@@ -72,10 +75,11 @@ class UserModules:
         for part in name.split("."):
             if not hasattr(value, part):
                 known = ", ".join(n for n, v in vars(value).items() if callable(v) and not n.startswith("_"))
-                raise SdyError(f"{module} has no {part!r}; it has {known or 'no functions'}")
+                near = did_you_mean(part, vars(value))
+                raise SdyError(f"{module} has no {part!r}; {near}it has {known or 'no functions'}")
             value = getattr(value, part)
         if not callable(value):
-            raise SdyError(f"{module}:{name} is a {type(value).__name__}; expected a function")
+            raise SdyError(f"{module}:{name} is {with_article(type(value))}; expected a function")
         found: Callable[..., Any] = value
         return found
 
@@ -98,7 +102,7 @@ def _imported_module(name: str) -> Any:
 
 def _imported_file(file: str) -> Any:
     if not os.path.exists(file):
-        raise SdyError("No such file or directory")
+        raise SdyError(refusal(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), file))
     sys.path.insert(0, str(Path(file).resolve().parent))
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None:

@@ -16,7 +16,7 @@ from jax.experimental import mesh_utils, topologies
 
 from sdy_jax.base.errors import SdyError
 from sdy_jax.cli import UsageError
-from sdy_jax.cli.main import DESCRIBED, GPU, check_compiler
+from sdy_jax.cli.main import DESCRIBED, FORMS, GPU, check_compiler
 from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, flops_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.target import device_memory
@@ -173,7 +173,9 @@ class Topology:
         try:
             found = topologies.get_topology_desc(platform=platform, topology_name=name, **several)
         except (RuntimeError, NotImplementedError, ValueError) as error:
-            raise SdyError(f"--topology {text}: {str(error).splitlines()[0]}") from None
+            reason = str(error).splitlines()[0]
+            known = "" if platform in DESCRIBED else f"; expected one of {FORMS}"
+            raise SdyError(f"--topology {text}: {reason}{known}") from None
         devices = sorted(found.devices, key=lambda device: getattr(device, "slice_index", None) or 0)
         return cls(text, slices, tuple(devices))
 

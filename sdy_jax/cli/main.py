@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import NoReturn
 
+from sdy_jax.base.call_errors import did_you_mean, listed, nearest
 from sdy_jax.base.errors import SdyError
 from sdy_jax.base.version import __version__
 from sdy_jax.cli import UsageError, terminal
@@ -199,12 +202,41 @@ names, else in that of jax's compilation cache, where that is on.
 """
 
 
-def option_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sdy-jax", description=_MAIN, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)")
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that says of an option what is wrong and what would be right in one line."""
+
+    commands: Mapping[str, argparse.ArgumentParser] = {}
+
+    def error(self, message: str) -> NoReturn:
+        """Says it, and ends the process with exit status 2."""
+        choice = _CHOICE.search(message)
+        if choice is not None:
+            known = [name.strip("'") for name in choice["known"].split(", ")]
+            near = did_you_mean(choice["given"], known)
+            message = message.replace(choice[0], f"{choice['given']!r}; {near}expected one of {listed(known)}")
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help says more\n")
+
+    def parsed(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """The options; those that no command has are an error of the command."""
+        options, rest = self.parse_known_args(arguments)
+        if rest:
+            command = self.commands.get(options.command, self)
+            name = next((each for each in rest if each.startswith("-")), rest[0]).partition("=")[0]
+            near = nearest(name, command._option_string_actions)
+            meant = f"; did you mean {near}?" if near else ""
+            is_option = name.startswith("-")
+            command.error(f"no option is called {name}{meant}" if is_option else f"{name!r} is one argument too many")
+        return options
+
+
+def option_parser() -> OptionParser:
+    parser = OptionParser(prog="sdy-jax", description=_MAIN, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version of sdy_jax")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parser.commands = commands.choices
     _add_opt(_command(commands, "opt", "apply passes to a module and print it", _OPT))
     _add_plan(_command(commands, "plan", "print the plan of a program", _PLAN))
     _add_run(_command(commands, "run", "run a program, partitioned", _RUN))
@@ -221,7 +253,7 @@ class _Version(argparse.Action):
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, text: str
+    commands: argparse._SubParsersAction[OptionParser], name: str, summary: str, text: str
 ) -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -437,7 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # it is closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     parser = option_parser()
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     if options.command is None:
         parser.print_help()
         return 0

@@ -6,12 +6,13 @@ import argparse
 
 import jax
 
+from sdy_jax.base.call_errors import did_you_mean
 from sdy_jax.base.errors import SdyError
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.devices import Topology, compiled_report, prepare
 from sdy_jax.cli.partitioned_program import Job, job_of
-from sdy_jax.ir.jax_shardings import array_text
+from sdy_jax.ir.jax_shardings import array_text, bytes_of_text
 from sdy_jax.plan.contracts import Advice, Budget, check
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import is_saved_plan, load_plan
@@ -22,6 +23,7 @@ from sdy_jax.plan.record.record import PlanRecord
 _ADVICE = Advice("sdy-jax plan without --budget", "with --fixes")
 
 _BYTES = ("wire_bytes", "memory")
+_LIMITS = (*_BYTES, "forbid")
 
 
 class Demands:
@@ -87,6 +89,9 @@ def budget_of(text: str) -> Budget:
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not name or not equals or name in said:
             raise UsageError(f"--budget: {entry.strip()!r} is not NAME=VALUE, once per name; {_FORM}")
+        if name not in _LIMITS and bytes_of_text(value) is not None:
+            near = did_you_mean(name, _LIMITS)
+            raise UsageError(f"--budget: no limit is called {name!r}; {near}{_FORM}")
         said[name] = value
     forbidden = _kinds(said.pop("forbid", ""))
     amounts = {name: said.pop(name) for name in _BYTES if name in said}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.base.errors import SdyError
-from sdy_jax.base.files import whole_file
+from sdy_jax.base.files import refusal, whole_file
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.partitioned_program import Job, job_of
 from sdy_jax.ir.jax_shardings import array_text
@@ -63,7 +63,7 @@ def _read(file: str) -> Mapping[str, np.ndarray]:
     except SourceError:
         raise
     except OSError as error:
-        raise SourceError(error.strerror or str(error), file) from None
+        raise SourceError(refusal(error, file), file) from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise SourceError(f"is no .npz file of numbers: {error}", file) from None
 
@@ -135,7 +135,7 @@ def write_outputs(file: str, results: Sequence[np.ndarray]) -> None:
         with whole_file(file) as opened:
             np.savez(opened, **arrays)
     except OSError as error:
-        raise SourceError(error.strerror or str(error), file) from None
+        raise SourceError(refusal(error, file), file) from None
 
 
 def summary(results: Sequence[np.ndarray]) -> str:

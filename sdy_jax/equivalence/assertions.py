@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.base.jax_calls import api_boundary, jit
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
@@ -113,6 +113,8 @@ def assert_plan(plan: Plan | PlanRecord, path: str | os.PathLike[str]) -> None:
         def test_the_step_sends_what_was_reviewed():
             sdy.testing.assert_plan(step.plan(state, batch), Path(__file__).parent / "plans" / "step.json")
     """
+    if not isinstance(plan, (Plan, PlanRecord)):
+        raise SdyError(f"assert_plan got {with_article(type(plan))}; expected a plan, as step.plan(...) makes it")
     record, target = plan.record(), Path(path)
     how = f"to accept it: pytest --sdy-update-plans, or {UPDATE_PLANS}=1, and review the changes of the file"
     if os.environ.get(UPDATE_PLANS, "0") not in ("", "0"):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
@@ -25,6 +25,7 @@ from sdy_jax.equivalence.subject import (
     options_of,
     resized,
     scaled_down,
+    size_of_mesh,
     smaller_arguments,
     subjects_of,
     uneven,
@@ -105,6 +106,7 @@ def verify(
     """
     with jax.enable_x64(True) if isinstance(fun, Program) else nullcontext():  # it says how many bits its types have
         function = _partitioned(fun, mesh, in_shardings, out_shardings, options)
+        _check_mesh(function, fun, args, kwargs)
         smaller = smaller_arguments(function, args, kwargs)
         args, kwargs = smaller.args, smaller.kwargs
         with lowered_for("cpu"):  # on a copy: what is traced here is of no use to calls on other devices
@@ -131,8 +133,26 @@ def _partitioned(
         if said:
             raise SdyError(f"verify: the function is partitioned already, with its own {said[0]}; leave out {said[0]}=")
         return fun
+    if not callable(fun) and not isinstance(fun, Program):
+        raise SdyError(f"verify got {with_article(type(fun))}; expected a function, partitioned or plain, or a program")
     made: PartitionedFunction[..., Any] = partition(fun, **{"on_unknown": "ignore"} | given)
     return made
+
+
+def _check_mesh(function: PartitionedFunction[..., Any], fun: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+    """
+    Raises:
+        ShardingError: a plain function is given, and no mesh is known for it.
+    """
+    try:
+        size_of_mesh(function, args, kwargs)
+    except ShardingError:
+        if isinstance(fun, (PartitionedFunction, Program)):
+            raise
+        raise ShardingError(
+            f"verify: {name_of(function)} is a plain function, and no mesh is known to partition it on; to fix: "
+            f"sdy.verify({name_of(function)}, ..., mesh=mesh, in_shardings=...), or give what sdy.partition makes of it"
+        ) from None
 
 
 def _planning(options: Options) -> dict[str, Any]:

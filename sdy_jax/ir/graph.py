@@ -244,7 +244,7 @@ class Graph:
     @property
     def main(self) -> Op:
         """The only function, or the one named `main`."""
-        return main_of(self.functions)
+        return main_of(self.functions, self.module)
 
     @property
     def arguments(self) -> list[Value]:

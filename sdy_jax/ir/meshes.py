@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
+from sdy_jax.base.errors import ShardingError
+
 # Objects that remember their hash.
 
 T = TypeVar("T")
@@ -90,7 +92,14 @@ class Mesh:
 
     @classmethod
     def of(cls, **sizes: int) -> Mesh:
-        """`Mesh.of(data=2, model=4)`."""
+        """`Mesh.of(data=2, model=4)`.
+
+        Raises:
+            ShardingError: a size is no number of devices.
+        """
+        for name, size in sizes.items():
+            if not hasattr(size, "__index__") or size < 1:
+                raise ShardingError(f"Mesh.of: {name}={size!r}; expected a number of devices, 1 or more")
         return cls(tuple(MeshAxis(name, size) for name, size in sizes.items()))
 
     @cached_property

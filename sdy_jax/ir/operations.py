@@ -127,17 +127,27 @@ def functions(module: ir.Operation) -> dict[str, ir.Operation]:
 
 def main_function(module: ir.Operation) -> ir.Operation:
     """The only function, or the one named `main`."""
-    return main_of(functions(module))
+    return main_of(functions(module), module)
 
 
-def main_of(functions: Mapping[str, T]) -> T:
-    """The only one of some functions, or the one named `main`."""
+def main_of(functions: Mapping[str, T], module: ir.Operation) -> T:
+    """The only one of a module's functions, or the one named `main`.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
     if len(functions) == 1:
         return next(iter(functions.values()))
-    if "main" not in functions:
-        known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
-        raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
-    return functions["main"]
+    if "main" in functions:
+        return functions["main"]
+    inner = [source_line(op.location) for op in top_level(module, "builtin.module")]
+    if inner and not functions:
+        raise UnsupportedError(
+            f"the text has {len(inner)} modules in it, at {', '.join(inner)}, and a program is one, in no other; to "
+            "fix: give one of them (sdy-jax opt --split-input-file takes each of those between lines `// -----`)"
+        )
+    known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
+    raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
 
 
 def function_type(function: ir.Operation) -> ir.FunctionType:

@@ -13,8 +13,8 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.base.errors import SdyError, ShardingError, UnsupportedError
-from sdy_jax.base.jax_calls import jit
+from sdy_jax.base.errors import SdyError, ShardingError, UnsupportedError, with_article
+from sdy_jax.base.jax_calls import api_boundary, jit
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import mesh_from_jax, type_text
 from sdy_jax.ir.meshes import AxisRef, Mesh
@@ -254,14 +254,17 @@ class LocalProgram:
         self._refined = _refined(self.module, self.mesh)
         self._jitted = self._new_jitted()
 
+    @api_boundary
     def __call__(self, *given: Any) -> Any:
         results = self._jitted(*self._checked([jnp.asarray(x) for x in given]))
         return results[0] if len(self.outputs) == 1 else results
 
+    @api_boundary
     def lower(self, *given: Any) -> Any:
         """As `jax.jit(fun).lower`; arguments may be `ShapeDtypeStruct`s."""
         return self._jitted.lower(*self._checked(given))
 
+    @api_boundary
     def plan(self, *arguments: Any) -> LocalPlan:
         """The plan of a call with arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
 
@@ -393,6 +396,7 @@ def _check_widths(module: ir.Operation) -> None:
 # For Python.
 
 
+@api_boundary
 def run_local(
     program: Program | str,
     mesh: jax.sharding.Mesh | None = None,
@@ -436,6 +440,6 @@ def run_local(
         return LocalProgram(module.operation, mesh, in_specs, out_specs)
     if not isinstance(program, Program):
         raise SdyError(
-            f"run_local got a {type(program).__name__}; expected the text of a program, or what sdy_jax.load returned"
+            f"run_local got {with_article(type(program))}; expected a program's text, or what sdy_jax.load returned"
         )
     return LocalProgram(program.module, mesh, in_specs, out_specs)

@@ -16,7 +16,8 @@ from jax.extend.core import Literal
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.annotate.jaxprs import all_equations, line_of
-from sdy_jax.base.errors import ArgumentError, UnsupportedError
+from sdy_jax.base.errors import ArgumentError, UnsupportedError, with_article
+from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.pipelines.jaxprs import is_inexact, types_of
 from sdy_jax.pipelines.region import Region, entries_of
 from sdy_jax.pipelines.user_functions import check_same_length, check_same_types, leaves_of, strong
@@ -268,6 +269,7 @@ class PackedLayers:
         return self.trees[number].of([array[number] for array in self.arrays])
 
 
+@api_boundary
 def pack_layers(layers: Sequence[Any]) -> PackedLayers:
     """Makes one tree of the weights of layers that differ, for `pipeline` with a function per layer.
 
@@ -292,8 +294,12 @@ def pack_layers(layers: Sequence[Any]) -> PackedLayers:
     See also:
         `pipeline`: runs the layers.
     """
+    if not isinstance(layers, Sequence):
+        raise ArgumentError(
+            f"pack_layers got {with_article(type(layers))}; expected a tree of arrays for each layer, in a list"
+        )
     if not layers:
-        raise ArgumentError("pack_layers: there are no layers")
+        raise ArgumentError("pack_layers: there are no layers; expected a tree of arrays for each layer, in a list")
     named = [[leaf for _, leaf in leaves_of(layer, f"layers[{n}]")] for n, layer in enumerate(layers)]
     given = [[leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves] for leaves in named]
     placed = [list(_placed(leaves)) for leaves in given]

@@ -177,13 +177,16 @@ class Analysis:
         return None if self.scale is None else collective.estimated * self.scale
 
     def off(self, collective: MeasuredCollective) -> float | None:
-        """How many times the estimate was measured; None where either is not known."""
+        """How many times the estimate was measured; None where either is not known, or the model counts bytes: it says
+        of no collective how long it takes to start, which is all that small ones take."""
+        if self.plan.costs.unit != "seconds":
+            return None
         estimated = self.estimated_seconds(collective)
         return collective.measured / estimated if estimated and collective.measured is not None else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where the cost model is off by more than 2 times, of what matters."""
+        """Where the cost model, if it is one of seconds, is off by more than 2 times, of what matters."""
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
@@ -194,6 +197,8 @@ class Analysis:
 
     def __str__(self) -> str:
         lines = [*self._totals(), "", *self._scope_rows(), *self._rows(), *(f"! {text}" for text in self.warnings)]
+        if self.plan.costs.unit != "seconds" and self.collectives:
+            lines.append(_NO_SECONDS)
         return "\n".join(lines)
 
     def _totals(self) -> Iterator[str]:
@@ -238,6 +243,12 @@ class Analysis:
 def _scope_row(scope: MeasuredScope, whole: float) -> Sequence[str]:
     parts = (seconds_text(each) if each else "" for each in (scope.backward, scope.sending))
     return f"  {scope.name or 'no scope'}", seconds_text(scope.seconds), f"{scope.seconds / whole:.0%}", *parts
+
+
+_NO_SECONDS = (
+    "the cost model counts bytes, so it is compared with no times; sdy.CostModel.calibrate(mesh, from_plan=...) makes "
+    "one of seconds of this analysis"
+)
 
 
 def _times(off: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sdy_jax.base.errors import ContractError, SdyError, ShardingError
-from sdy_jax.base.jax_calls import api_boundary
+from sdy_jax.base.jax_calls import api_class
 from sdy_jax.ir.collectives import REDUCING
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_of_text, bytes_text
@@ -30,6 +30,7 @@ from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
 # Budgets: what a plan may send and hold, and by which collectives.
 
 
+@api_class
 @dataclass(frozen=True)
 class Budget:
     """What the plans of a function may do: `partition(..., budget=)` raises a `ContractError` while it traces where
@@ -59,7 +60,6 @@ class Budget:
     forbid: Sequence[str] = ()
     axes: Mapping[str, Sequence[str]] | None = None
 
-    @api_boundary
     def __post_init__(self) -> None:
         for name in ("wire_bytes", "memory"):
             given = getattr(self, name)

@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.call_errors import did_you_mean, listed
 from sdy_jax.base.errors import SdyError
 from sdy_jax.base.extensions import Extension
 from sdy_jax.base.jax_calls import api_boundary
@@ -172,11 +173,13 @@ class PlanFacts(Printed):
             raise SdyError(f"the plan of {self.name} is of a program on local arrays, which is not planned anew")
         return self.planner(program, policy or self.policy)
 
+    @api_boundary
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"; and "recomputed" or
         "blocked", where something is computed again, or part by part, for the sake of memory."""
         if stage not in self.stages:
-            raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
+            near = did_you_mean(stage, self.stages)
+            raise SdyError(f"no stage {stage!r}; {near}the stages are {listed(self.stages)}")
         return str(self.stages[stage])
 
 

@@ -248,7 +248,7 @@ MISTAKES = {
     ),
     "shapes": (lambda: sdy.shard_alike(X, Y), r"`x` has shape \(8, 16\) and `y` shape \(16, 8\)"),
     "trees": (lambda: sdy.shard_alike(X, [X]), "shard_alike: x has the tree"),
-    "name of a part": (lambda: sdy.named_computation(3), "got a int; expected a function or a name"),
+    "name of a part": (lambda: sdy.named_computation(3), "got an int; expected a function or a name"),
     "specs of a part": (
         lambda: sdy.named_computation("p", in_shardings=P(None, None, "data"))(jnp.sin)(X),
         "p, in_shardings for `.*`: .*has 3 entries",
@@ -262,7 +262,7 @@ MISTAKES = {
         lambda: sdy.with_sharding_rule(jnp.sin, P()),
         r"with_sharding_rule of `sin` got a P\w*; expected a rule",
     ),
-    "no function": (lambda: sdy.with_sharding_rule(3, DOT), "got a int; expected a function"),
+    "no function": (lambda: sdy.with_sharding_rule(3, DOT), "got an int; expected a function"),
 }
 ONLY_INSIDE = ("unknown axis", "unknown axis in text")
 

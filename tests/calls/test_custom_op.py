@@ -118,7 +118,7 @@ def test_errors():
         sdy.custom_op(lambda x: x, "([i)->([i])")
     with pytest.raises(SdyError, match="'avg'; it is one of sum"):
         sdy.custom_op(lambda x: x, "([i])->([i]) {i=2}", reduction="avg")
-    with pytest.raises(SdyError, match="got a int; expected a function"):
+    with pytest.raises(SdyError, match="got an int; expected a function"):
         sdy.custom_op(3, "([i])->([i]) {i=2}")
     with pytest.raises(SdyError, match="closes over a traced array; to fix: make it an argument"):
         jax.jit(lambda x: sdy.custom_op(lambda y: x + y, "([i])->([i]) {i=2}")(x))(jnp.ones(2))

@@ -197,8 +197,12 @@ def test_callable_objects_are_functions(model):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("model_of_test:mpl",), 1, "error: model_of_test has no 'mpl'; it has mlp, wrong, Layer, layer, partitioned"),
-        (("model_of_test:number",), 1, "model_of_test:number is a int; expected a function"),
+        (
+            ("model_of_test:mpl",),
+            1,
+            "has no 'mpl'; did you mean 'mlp'? it has mlp, wrong, Layer, layer, partitioned",
+        ),
+        (("model_of_test:number",), 1, "model_of_test:number is an int; expected a function"),
         (("model_of_test:mlp",), 2, 'needs the types of its arguments: --args "f32[64,128], i32[]"'),
         (("model_of_test:partitioned", "--mesh", "x=2"), 2, "is partitioned already; leave out --mesh"),
         (
@@ -338,7 +342,7 @@ def test_missing_inputs_are_said(run):
 
 def test_outputs_that_cannot_be_written_are_an_error(run):
     status, _, err = run("run", "m.mlir", "--random", 0, "--outputs", "none/out.npz")
-    assert (status, err) == (1, "none/out.npz: error: No such file or directory\n")
+    assert (status, err) == (1, "none/out.npz: error: No such file or directory; there is no folder none\n")
 
 
 @pytest.mark.parametrize(
@@ -366,7 +370,7 @@ def test_what_is_no_seed(run, capsys, seed):
     ("function", "error"),
     [
         ("wrong.py:f", "{here}/wrong.py:2:7: error: SyntaxError: invalid syntax\n"),
-        ("none.py:f", "none.py:f: error: No such file or directory\n"),
+        ("none.py:f", "none.py:f: error: No such file or directory in {here}\n"),
     ],
 )
 def test_functions_that_cannot_be_imported(run, function, error):
@@ -377,7 +381,7 @@ def test_functions_that_cannot_be_imported(run, function, error):
 
 def test_a_file_without_a_function_is_named(run):
     Path("empty.mlir").write_text("")
-    assert run("plan", "empty.mlir")[2].startswith("empty.mlir: error: the module has no function")
+    assert run("plan", "empty.mlir")[2].startswith("empty.mlir: error: this is empty")
 
 
 def elementwise(op, type_):
@@ -780,8 +784,9 @@ def test_colours_are_for_terminals_that_want_them(run, monkeypatch):
             run("plan", "none.mlir")
             return sys.stderr.getvalue()
 
-    plain = "none.mlir: error: No such file or directory\n"
-    assert shown() == "\x1b[1mnone.mlir: \x1b[0m\x1b[1;31merror:\x1b[0m No such file or directory\n"
+    said = f"No such file or directory in {os.getcwd()}\n"
+    plain = f"none.mlir: error: {said}"
+    assert shown() == f"\x1b[1mnone.mlir: \x1b[0m\x1b[1;31merror:\x1b[0m {said}"
     assert shown(NO_COLOR="1") == shown(TERM="dumb") == plain
     assert run("plan", "none.mlir")[2] == plain
 

@@ -139,7 +139,7 @@ def test_grids_and_axes_that_are_none(mesh, call, message):
 
 
 def test_what_is_no_program():
-    with pytest.raises(sdy.SdyError, match="run_local got a NoneType; expected the text of a program"):
+    with pytest.raises(sdy.SdyError, match="run_local got a NoneType; expected a program's text"):
         sdy.shard.run_local(None)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.metadata import version
 
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func, sdy, stablehlo
 from jax.interpreters import mlir
 
+from sdy_jax.base.call_errors import nearest
 from sdy_jax.base.errors import ParseError, SdyError
 from sdy_jax.ir.attributes import REDUCTION, SAYABLE
 from sdy_jax.ir.shardings import REDUCTION_KINDS
@@ -235,6 +238,7 @@ def check_device_ids(text: str, file: str) -> None:
 def error_at(error: SdyError, location: str | None, text: str, file: str) -> SourceError:
     """An error about an op of a parsed module, by the op's MLIR location, with the text's names for values."""
     message = _in_own_names(error, text, file) if isinstance(error, RuleError) else str(error)
+    message = _with_known(message, text)
     position, details = parsed_position(location or "", file), []
     if position is None and location is not None:
         position = _without_locations(text)
@@ -264,10 +268,13 @@ def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError
     other_op = _OTHER_OP.search(first.message)
     if other_op is not None:
         return SourceError(unknown(other_op["name"]), file, position, _excerpt(text, position))
-    shown = _with_found(first.message, text, position)
+    other_type = _OTHER_TYPE.search(first.message)
+    if other_type is not None:
+        return SourceError(_of_other_dialect(other_type["dialect"]), file, position, _excerpt(text, position))
+    shown = _with_found(first.message, text, position) + _meant(first.message)
     # The text of the op that is wrong begins with its name; it can be long.
     context = [*(o.message for o in others if _follows(o.message)), *(note.message[:_OF_NOTE] for note in first.notes)]
-    message = explain(shown, "\n".join(context))
+    message = _with_known(explain(shown, "\n".join(context)), text)
     for note in first.notes:
         if not note.message.startswith("see current operation"):
             details.append(f"{_prefix(file, source.position(str(note.location)))}: note: {note.message}")
@@ -278,6 +285,46 @@ def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError
 
 
 _OTHER_OP = re.compile(r"Dialect `\w+' not found for custom op '(?P<name>[\w.$]+)'")
+
+
+_OTHER_TYPE = re.compile(
+    r"^`[!#]\"?(?P<dialect>\w+).*` (?:type|attribute) created with unregistered dialect", re.DOTALL
+)
+_UNKNOWN_OP = re.compile(r"custom op '(?P<name>[\w.$]+)' is unknown")
+_MESH_LINE = re.compile(rf"{STRING_OR_COMMENT}|\bsdy\.mesh\s+(?P<found>(?:{_SYMBOL})\s*=\s*<[^>]*>)")
+
+
+def _of_other_dialect(dialect: str) -> str:
+    return (
+        f"a type or attribute of the unknown dialect `{dialect}`; to fix: lower the program to StableHLO by that "
+        "dialect's own passes"
+    )
+
+
+def _meant(message: str) -> str:
+    """What is added to what jaxlib says of an op that a dialect has not."""
+    match = _UNKNOWN_OP.match(message)
+    if match is None:
+        return ""
+    if "." not in match["name"]:
+        return "; expected MLIR: `module {` or `func.func @main(...)`, and ops such as stablehlo.add"
+    near = nearest(match["name"], _known_ops())
+    return f"; did you mean {near}?" if near else ""
+
+
+@cache
+def _known_ops() -> tuple[str, ...]:
+    """The names of the ops of programs."""
+    kinds = (kind for dialect in (stablehlo, sdy, func) for kind in vars(dialect).values())
+    return tuple(sorted({name for kind in kinds if isinstance(name := getattr(kind, "OPERATION_NAME", None), str)}))
+
+
+def _with_known(message: str, text: str) -> str:
+    """A message about a mesh or an axis that is not there, with the meshes of the text."""
+    if not message.startswith(("[S2]", "[A1]")) or "the meshes are" in message or "the axes of" in message:
+        return message
+    known = [" ".join(match["found"].split()) for match in _MESH_LINE.finditer(text) if match["found"]]
+    return f"{message}; the text has {', '.join(known) or 'no sdy.mesh'}"
 
 
 def _follows(message: str) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.base.errors import ShardingError
+from sdy_jax.base.jax_calls import api_boundary, explaining_misfits
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.mesh_dialects.semantics import shards
 from sdy_jax.mesh_dialects.semantics.checks import AxisIndices
@@ -61,6 +62,9 @@ _INTEGERS = ("gather_axis", "slice_axis", "scatter_axis", "split_axis", "concat_
 def mesh_terms(function: Callable[P, R]) -> Callable[P, R]:
     """Lets `mesh` and `mesh_axes` be said for `grid` and `grid_axes`, and keywords of integers be integers only."""
 
+    explained = explaining_misfits(function)
+
+    @api_boundary
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for term in ("mesh", "mesh_axes"):
@@ -71,7 +75,7 @@ def mesh_terms(function: Callable[P, R]) -> Callable[P, R]:
                 kwargs[name] = kwargs.pop(term)
         for name in kwargs.keys() & _INTEGERS:
             kwargs[name] = integer(kwargs[name], f"shard.{function.__name__}: {name}")
-        return function(*args, **kwargs)
+        return explained(*args, **kwargs)
 
     return call
 

@@ -15,6 +15,7 @@ import numpy as np
 from sdy_jax.annotate.constraints import sharding_constraint
 from sdy_jax.annotate.site import Site, current_mesh, current_site
 from sdy_jax.base.errors import ShardingError, UnsupportedError
+from sdy_jax.base.jax_calls import api_boundary, api_class
 from sdy_jax.ir.jax_shardings import AnyMesh, from_named_sharding
 from sdy_jax.ir.locations import caller_line
 from sdy_jax.ir.meshes import AxisRef, Mesh
@@ -49,6 +50,7 @@ from sdy_jax.runtime.meshes import RefinedMesh
 # Shardings of the shard dialect: the layout of a tensor on a grid as a value.
 
 
+@api_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Sharding:
     """The layout of a tensor on a grid: `sharding` of the dialect.
@@ -199,6 +201,7 @@ def _names(axes: Sequence[AxisRef]) -> tuple[str, ...]:
 # Shardings of arrays of partitioned functions, stated and asked for.
 
 
+@api_boundary
 def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> Any:
     """States how an array of a partitioned function is sharded: `shard` of the dialect.
 
@@ -276,6 +279,7 @@ def _check_annotations(site: Site, x: Any, constrained: Any, new: _RecordedShard
     site.record("result of shard", constrained, new)
 
 
+@api_boundary
 def get_sharding(x: Any) -> Sharding:
     """The sharding of an array: `get_sharding` of the dialect.
 
@@ -335,6 +339,7 @@ def shard_shape(
     )  # type: ignore[return-value]
 
 
+@api_boundary
 def reshard(x: Any, source: Sharding, target: Sharding, *, shape: Sequence[int] | None = None) -> jax.Array:
     """Moves a tensor from one sharding to another, inside `jax.shard_map`.
 
@@ -368,6 +373,7 @@ def _used(sharding: Sharding) -> list[int | str]:
     return [axis for axes in (*sharding.split_axes, partial) for axis in listed(axes)]
 
 
+@api_boundary
 def to_local(x: Any, sharding: Sharding) -> np.ndarray:
     """The buffers of all devices, on the host.
 
@@ -392,6 +398,7 @@ def to_local(x: Any, sharding: Sharding) -> np.ndarray:
     return shards.all_buffers(np.asarray(x), sharding.layout(grid), grid)
 
 
+@api_boundary
 def to_global(y: Any, sharding: Sharding, *, shape: Sequence[int] | None = None) -> np.ndarray:
     """The tensor of which the buffers of all devices are given, on the host; the inverse of `to_local`.
 

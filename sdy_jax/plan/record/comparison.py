@@ -329,12 +329,19 @@ def diff(before: Any, after: Any) -> PlanDiff:
 
 
 def _record(plan: Any) -> RecordedPlan:
-    made = getattr(plan, "record", None)
-    if not callable(made):
+    check_plan(plan, or_none=False)
+    found: RecordedPlan = plan.record()
+    return found
+
+
+def check_plan(plan: Any, or_none: bool = True) -> None:
+    """
+    Raises:
+        SdyError: something that is no plan is given in the place of one that there may be.
+    """
+    if not callable(getattr(plan, "record", None)) and not (or_none and plan is None):
         given = with_article(type(plan))
         raise SdyError(f"{given} was given to compare with, expected a plan; to fix: sdy.load_plan(path) reads one")
-    found: RecordedPlan = made()
-    return found
 
 
 def _amounts(old: RecordedPlan, new: RecordedPlan) -> Iterator[Amount]:
