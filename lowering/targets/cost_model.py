@@ -5,7 +5,6 @@ With the default model (no latency, bandwidth 1) time equals wire bytes. See doc
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,10 +24,10 @@ from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
 from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.target import (
+    Hosts,
     family_of,
     family_of_machine,
     family_of_platform,
-    machine_called,
     machine_of,
     machines,
 )
@@ -37,21 +36,13 @@ from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
 # What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
 
 
-def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]) -> dict[str, Any]:
-    """The rates of a machine that are published, on a mesh of these axes, of which some are slow.
-
-    Raises:
-        SdyError: no machine is called so.
-    """
-    known, called = machines(), machine_called(name)
-    if called is None:
-        near = difflib.get_close_matches(str(name).lower(), known, 1)
-        meant = f"did you mean {near[0]!r}? Known" if near else "known"
-        raise SdyError(f"no machine is called {name!r}; {meant} are {', '.join(known)}. Or give CostModel your own")
-    name = called
-    chip, links, family = known[name].chip, known[name].links, family_of_machine(name)
+def published_fields(hosts: Hosts, axes: tuple[str, ...], slow: Mapping[str, float]) -> dict[str, Any]:
+    """The rates of a machine that are published, on a mesh of these axes, of which some are slow."""
+    name, family = hosts.machine, family_of_machine(hosts.machine)
+    chip, links = machines()[name].chip, machines()[name].links
     return {
         "latency": dict.fromkeys(axes, links.latency) | dict.fromkeys(slow, links.network.latency),
+        "peers": dict.fromkeys(axes, links.peers) | dict.fromkeys(slow, 0) if links.peers else 0,
         "flop": 2 / chip.flops,
         "bandwidth": dict.fromkeys(axes, links.bandwidth) | dict(slow),
         "start": links.start,
@@ -63,7 +54,7 @@ def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]
         "torus": tuple(axis for axis in axes if links.is_torus and axis not in slow),
         "rounds": family.arrays.moved,
         "machine": name,
-        "origin": f"{name}, by its published rates",
+        "origin": f"{hosts}, by its published rates",
     }
 
 
@@ -83,6 +74,7 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
         "copies": copies._replace(sent=0.0),  # those of all kinds are a part of what was measured
         "combines": tuple(family.compiler.collectives.combines),
         "torus": torus,
+        "peers": 0,  # an axis was measured as long as it is
     }
 
 
@@ -131,6 +123,8 @@ class CostModel:
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
         torus: the axes along which devices reach only their neighbours.
+        peers: to how many other devices the bandwidth of axes leads, to each by a link of its own, so that in smaller
+            groups a device sends as much slower; of all axes or by axis name. 0: through a switch, or along a torus.
         rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
             where a compiler rounds it before. Partial sums are sent as they are.
         moved: the share of its bytes that any value has there: `rounds` in the model of such values, `of_rounded`.
@@ -157,6 +151,7 @@ class CostModel:
     copies: float | Copies = 0.0
     combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
+    peers: PerAxis = 0
     rounds: float = 1.0
     moved: float = 1.0
     machine: str = ""
@@ -165,7 +160,7 @@ class CostModel:
     """Time is the number of bytes."""
 
     def __post_init__(self) -> None:
-        for name in ("latency", "bandwidth", "start"):
+        for name in ("latency", "bandwidth", "start", "peers"):
             given = getattr(self, name)
             if not isinstance(given, (int, float)):
                 object.__setattr__(self, name, tuple(sorted(dict(given).items())))
@@ -217,21 +212,26 @@ class CostModel:
         virtual devices: by its memory, and by what its compiler does.
 
         Args:
-            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e".
+            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e". Its own links join all devices, however
+                many. With hosts, as in "h100 x8" or "4 x h100 x8", they join those of a host, and the network of the
+                usual host of these the rest: the mesh's devices fill one host after the other, in its order. They are
+                listed in docs/reference/machines.md.
             axes: the mesh, or its axis names.
             bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
                 own links (a data-centre network).
 
         Raises:
-            SdyError: no machine is called so.
+            SdyError: no machine is called so, or it has other hosts than these, or the mesh other devices.
 
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
+        >>> CostModel.of_machine("4 x h100 x8", Mesh.of(data=4, model=8)).bandwidth
+        (('data', 50000000000.0), ('model', 450000000000.0))
         """
-        if isinstance(axes, (Mesh, jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-            axes = axes.axis_names
-        names = (axes,) if isinstance(axes, str) else tuple(axes)
-        return cls(**published_fields(name, names, bandwidth or {}))
+        hosts = Hosts.of(name)
+        mesh = axes if isinstance(axes, Mesh) else mesh_from_jax(axes) if isinstance(axes, AnyMesh) else None
+        names = mesh.axis_names if mesh else (axes,) if isinstance(axes, str) else tuple(axes)
+        return cls(**published_fields(hosts, names, _network(hosts, mesh) | dict(bandwidth or {})))
 
     @classmethod
     def calibrate(
@@ -354,7 +354,7 @@ class CostModel:
         whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
         latency, start = of_axis(self.latency, rates, of_axis(self.latency, name)), of_axis(self.start, name)
         known = (self.bandwidth_of(rates), latency, start, rates in self.torus, self._copies, self.moved)
-        return Link(size, *known, far=whole // end)
+        return Link(size, *known, far=whole // end, peers=int(of_axis(self.peers, rates)))
 
     @property
     def of_rounded(self) -> CostModel:
@@ -383,6 +383,17 @@ class CostModel:
         """The axes of a mesh along which devices send much less than along its fastest one, as between slices."""
         rates = {axis.name: self.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
         return frozenset(name for name, rate in rates.items() if _SLOW * rate < max(rates.values()))
+
+
+def _network(hosts: Hosts, mesh: Mesh | None) -> dict[str, float]:
+    """The rates of the axes, and major parts of axes, that run over the network of some hosts."""
+    if mesh is None and hosts.count > 1:
+        raise SdyError(
+            f"which axes run over the hosts of '{hosts}' is for the mesh to say; to fix: give it for its axes"
+        )
+    over = hosts.network_axes(mesh.sizes, mesh.device_ids) if mesh else {}
+    rate = machines()[hosts.machine].links.network.bandwidth
+    return {part_name(axis, size) if size else axis: rate for axis, size in over.items()}
 
 
 _SLOW = 4
