@@ -21,7 +21,10 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 smartquotes = False  # options begin with two dashes
 default_role = "code"  # docstrings mark names as Markdown does
-autodoc_typehints = "none"  # with them, signatures are longer than what is said of them
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88  # longer ones have a line for each parameter
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 

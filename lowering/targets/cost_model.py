@@ -229,8 +229,10 @@ class CostModel:
         (('data', 50000000000.0), ('model', 450000000000.0))
         """
         hosts = Hosts.of(name)
-        mesh = axes if isinstance(axes, Mesh) else mesh_from_jax(axes) if isinstance(axes, AnyMesh) else None
-        names = mesh.axis_names if mesh else (axes,) if isinstance(axes, str) else tuple(axes)
+        mesh = mesh_from_jax(axes) if isinstance(axes, AnyMesh) else axes if isinstance(axes, Mesh) else None
+        if isinstance(axes, (AnyMesh, Mesh)):
+            axes = axes.axis_names
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
         return cls(**published_fields(hosts, names, _network(hosts, mesh) | dict(bandwidth or {})))
 
     @classmethod

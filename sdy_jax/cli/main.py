@@ -65,7 +65,7 @@ TPU = DescribedPlatform(
 GPU = DescribedPlatform(
     "gpu:h100:1x8x8",
     "slices x hosts x GPUs",
-    CompilerPackage("jax's plugin for CUDA", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "'sdy_jax[gpu-topologies]'"),
+    CompilerPackage("jax's plugin for CUDA", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "jax-cuda13-plugin"),
     # It loads without the libraries that programs run with.
     {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
 )
