@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
+from sphinx.pycode import ModuleAnalyzer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
 
@@ -65,6 +66,16 @@ def _as_restructured_text(*given: Any) -> None:
     lines[:] = found
 
 
+_analyze = ModuleAnalyzer.analyze
+
+
+def _without_overloads(analyzer: ModuleAnalyzer) -> None:
+    """Those of `partition` are for type checkers: its own signature names all options."""
+    _analyze(analyzer)
+    analyzer.overloads = {}
+
+
 def setup(app: Any) -> None:
+    ModuleAnalyzer.analyze = _without_overloads
     app.add_lexer("mlir", TextLexer)
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)  # before napoleon's
