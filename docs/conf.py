@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
+from sphinx.pycode import ModuleAnalyzer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
 
@@ -21,7 +22,10 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 smartquotes = False  # options begin with two dashes
 default_role = "code"  # docstrings mark names as Markdown does
-autodoc_typehints = "none"  # with them, signatures are longer than what is said of them
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88  # longer ones have a line for each parameter
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 
@@ -62,6 +66,16 @@ def _as_restructured_text(*given: Any) -> None:
     lines[:] = found
 
 
+_analyze = ModuleAnalyzer.analyze
+
+
+def _without_overloads(analyzer: ModuleAnalyzer) -> None:
+    """Those of `partition` are for type checkers: its own signature names all options."""
+    _analyze(analyzer)
+    analyzer.overloads = {}
+
+
 def setup(app: Any) -> None:
+    ModuleAnalyzer.analyze = _without_overloads
     app.add_lexer("mlir", TextLexer)
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)  # before napoleon's

@@ -1,4 +1,4 @@
-"""Reference pages that are made of the code: the commands and their options, the passes and pipelines and theirs."""
+"""Reference pages that are made of the code: commands and their options, passes and pipelines and theirs, machines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from sdy_jax.base.extensions import load_extensions
 from sdy_jax.cli.main import option_parser
+from sdy_jax.lowering.targets.family import GIB, Machine
+from sdy_jax.lowering.targets.target import machines
 from sdy_jax.shardy.passes.pipelines import PIPELINES
 from sdy_jax.shardy.passes.registry import PASSES, options_of
 
@@ -71,6 +73,35 @@ def _summary(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(getattr(function, "func", function)) or "").partition("\n\n")[0]
 
 
+_COLUMNS = ("machine", "bfloat16", "other types", "memory", "its rate", "links", "join", "a link's rate", "network")
+
+
+def machines_text() -> list[str]:
+    """What the reference says of machines: a row each."""
+    rows = [_machine_row(name, machine) for name, machine in machines().items()]
+    return [f"| {' | '.join(cells)} |" for cells in (_COLUMNS, ["---"] * len(_COLUMNS), *rows)]
+
+
+def _machine_row(name: str, machine: Machine) -> list[str]:
+    chip, links = machine.chip, machine.links
+    others = ", ".join(f"{kind} {_tera(peak)}" for kind, peak in chip.peaks.items())
+    return [
+        ", ".join(f"`{each}`" for each in (name, *machine.also)),
+        f"{_tera(chip.flops)} TFLOP/s",
+        others,
+        f"{chip.capacity / GIB:.6g} GiB",
+        f"{_tera(chip.memory)} TB/s",
+        links.name.rstrip(","),
+        f"{links.joins} devices",
+        f"{links.bandwidth / 1e9:.6g} GB/s",
+        f"{links.network.bandwidth / 1e9:.6g} GB/s",
+    ]
+
+
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:.6g}"
+
+
 class _Generated(SphinxDirective):
     def parsed(self, lines: Iterable[str]) -> list[nodes.Node]:
         found = nodes.container()
@@ -97,7 +128,15 @@ class Passes(_Generated):
         return self.parsed(passes_text(PIPELINES if self.arguments else PASSES))
 
 
+class Machines(_Generated):
+    """```` ```{machines} ````: the machines with published rates."""
+
+    def run(self) -> list[nodes.Node]:
+        return self.parsed(machines_text())
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("command", Command)
     app.add_directive("passes", Passes)
+    app.add_directive("machines", Machines)
     return {"parallel_read_safe": True}

@@ -1,6 +1,6 @@
 """Somebody else's program: exported to a file, then read, planned and run on a mesh that its author never saw.
 
-    python examples/exported_program.py     # needs flatbuffers: pip install 'sdy_jax[export]'
+    python examples/exported_program.py     # needs flatbuffers: pip install flatbuffers
 
 The file has StableHLO and the trees of arguments, no Python and no weights. What is said about devices is said after
 reading. Of a text of MLIR, a portable artifact or bytecode `sdy.load` makes a program in the same way. The command line

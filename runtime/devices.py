@@ -152,8 +152,18 @@ def network_axes(mesh: AnyMesh, joins_hosts: bool = False) -> dict[str, int]:
     slice are of the same."""
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return {}
-    place = np.vectorize(partial(_place, joins_hosts=joins_hosts), otypes=[int])(mesh.devices)
-    counts = zip(mesh.axis_names, place.shape, map(partial(_blocks, place), range(place.ndim)), strict=True)
+    return axes_between(
+        np.vectorize(partial(_place, joins_hosts=joins_hosts), otypes=[int])(mesh.devices), mesh.axis_names
+    )
+
+
+def axes_between(place: np.ndarray, axes: Sequence[str]) -> dict[str, int]:
+    """The axes along which devices lie in several places, by the number of the place of each: as `network_axes`.
+
+    >>> axes_between(np.arange(16).reshape(8, 2) // 4, ["data", "model"])
+    {'data': 4}
+    """
+    counts = zip(axes, place.shape, map(partial(_blocks, place), range(place.ndim)), strict=True)
     return {name: 0 if count == size else count for name, size, count in counts if count > 1}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.base.call_errors import did_you_mean, listed, nearest
+from sdy_jax.base.call_errors import did_you_mean, listed
 from sdy_jax.base.errors import SdyError, ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary, api_class
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
@@ -26,31 +26,27 @@ from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
 from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.target import (
+    Hosts,
     family_of,
     family_of_machine,
     family_of_platform,
     machine_called,
     machine_of,
     machines,
+    no_machine,
 )
 from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
 
 # What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
 
 
-def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]) -> dict[str, Any]:
-    """The rates of a machine that are published, on a mesh of these axes, of which some are slow.
-
-    Raises:
-        SdyError: no machine is called so.
-    """
-    known, called = machines(), machine_called(name)
-    if called is None:
-        raise SdyError(_no_machine(name))
-    name = called
-    chip, links, family = known[name].chip, known[name].links, family_of_machine(name)
+def published_fields(hosts: Hosts, axes: tuple[str, ...], slow: Mapping[str, float]) -> dict[str, Any]:
+    """The rates of a machine that are published, on a mesh of these axes, of which some are slow."""
+    name, family = hosts.machine, family_of_machine(hosts.machine)
+    chip, links = machines()[name].chip, machines()[name].links
     return {
         "latency": dict.fromkeys(axes, links.latency) | dict.fromkeys(slow, links.network.latency),
+        "peers": dict.fromkeys(axes, links.peers) | dict.fromkeys(slow, 0) if links.peers else 0,
         "flop": 2 / chip.flops,
         "bandwidth": dict.fromkeys(axes, links.bandwidth) | dict(slow),
         "start": links.start,
@@ -62,15 +58,8 @@ def published_fields(name: str, axes: tuple[str, ...], slow: Mapping[str, float]
         "torus": tuple(axis for axis in axes if links.is_torus and axis not in slow),
         "rounds": family.arrays.moved,
         "machine": name,
-        "origin": f"{name}, by its published rates",
+        "origin": f"{hosts}, by its published rates",
     }
-
-
-def _no_machine(name: object) -> str:
-    known = machines()
-    near = nearest(str(name).lower(), known)
-    meant = f"did you mean {near!r}? Known" if near else "known"
-    return f"no machine is called {name!r}; {meant} are {', '.join(known)}. Or give CostModel your own rates"
 
 
 def _check_slow(slow: Mapping[str, float], names: tuple[str, ...], sizes: Mapping[str, int]) -> None:
@@ -115,6 +104,7 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
         "copies": copies._replace(sent=0.0),  # those of all kinds are a part of what was measured
         "combines": tuple(family.compiler.collectives.combines),
         "torus": torus,
+        "peers": 0,  # an axis was measured as long as it is
     }
 
 
@@ -165,6 +155,8 @@ class CostModel:
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
         torus: the axes along which devices reach only their neighbours.
+        peers: to how many other devices the bandwidth of axes leads, to each by a link of its own, so that in smaller
+            groups a device sends as much slower; of all axes or by axis name. 0: through a switch, or along a torus.
         rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
             where a compiler rounds it before. Partial sums are sent as they are.
         moved: the share of its bytes that any value has there: `rounds` in the model of such values, `of_rounded`.
@@ -191,6 +183,7 @@ class CostModel:
     copies: float | Copies = 0.0
     combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
+    peers: PerAxis = 0
     rounds: float = 1.0
     moved: float = 1.0
     machine: str = ""
@@ -204,7 +197,7 @@ class CostModel:
         for name in _NUMBERS:
             _check_number(getattr(self, name), name)
         if self.machine and machine_called(self.machine) is None:
-            raise SdyError(f"CostModel: machine={self.machine!r}: {_no_machine(self.machine)}")
+            raise SdyError(f"CostModel: machine={self.machine!r}: {no_machine(self.machine)}")
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
         self._check_torus()
         if not isinstance(self.copies, Copies):
@@ -263,26 +256,32 @@ class CostModel:
         virtual devices: by its memory, and by what its compiler does.
 
         Args:
-            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e".
+            name: that of the machine: "tpu v5e", "h100"; also "v5e", "TPU-v5e". Its own links join all devices, however
+                many. With hosts, as in "h100 x8" or "4 x h100 x8", they join those of a host, and the network of the
+                usual host of these the rest: the mesh's devices fill one host after the other, in its order. They are
+                listed in docs/reference/machines.md.
             axes: the mesh, or its axis names.
             bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
                 own links (a data-centre network).
 
         Raises:
-            SdyError: no machine is called so, or `bandwidth` has a name that is no axis.
+            SdyError: no machine is called so, or it has other hosts than these, or the mesh other devices; or `bandwidth`
+                names no axis.
 
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
+        >>> CostModel.of_machine("4 x h100 x8", Mesh.of(data=4, model=8)).bandwidth
+        (('data', 50000000000.0), ('model', 450000000000.0))
         """
-        sizes: Mapping[str, int] = {}
-        if isinstance(axes, (Mesh, jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        hosts, mesh = Hosts.of(name), None
+        if isinstance(axes, (AnyMesh, Mesh)):
             mesh = axes if isinstance(axes, Mesh) else mesh_from_jax(axes)
-            axes, sizes = axes.axis_names, mesh.sizes
+            axes = axes.axis_names
         if not isinstance(axes, Iterable):
             raise SdyError(f"of_machine: axes={axes!r}; expected a mesh, or the names of its axes")
         names = (axes,) if isinstance(axes, str) else tuple(axes)
-        _check_slow(bandwidth or {}, names, sizes)
-        return cls(**published_fields(name, names, bandwidth or {}))
+        _check_slow(bandwidth or {}, names, mesh.sizes if mesh else {})
+        return cls(**published_fields(hosts, names, _network(hosts, mesh) | dict(bandwidth or {})))
 
     @classmethod
     @api_boundary
@@ -427,7 +426,7 @@ class CostModel:
         whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
         latency, start = of_axis(self.latency, rates, of_axis(self.latency, name)), of_axis(self.start, name)
         known = (self.bandwidth_of(rates), latency, start, rates in self.torus, self._copies, self.moved)
-        return Link(size, *known, far=whole // end)
+        return Link(size, *known, far=whole // end, peers=int(of_axis(self.peers, rates)))
 
     @property
     def of_rounded(self) -> CostModel:
@@ -458,7 +457,7 @@ class CostModel:
         return frozenset(name for name, rate in rates.items() if _SLOW * rate < max(rates.values()))
 
 
-_PER_AXIS = ("bandwidth", "latency", "start")
+_PER_AXIS = ("bandwidth", "latency", "start", "peers")
 _NUMBERS = ("flop", "memory", "launch", "product_launch", "rounds", "moved")
 
 
@@ -483,6 +482,17 @@ def _check_number(given: Any, name: str, least: str = "") -> None:
     is_number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
     if not is_number or not (given > 0 if least else given >= 0):
         raise SdyError(f"CostModel: {name}={given!r}; expected a {least or 'non-negative'} number in seconds and bytes")
+
+
+def _network(hosts: Hosts, mesh: Mesh | None) -> dict[str, float]:
+    """The rates of the axes, and major parts of axes, that run over the network of some hosts."""
+    if mesh is None and hosts.count > 1:
+        raise SdyError(
+            f"which axes run over the hosts of '{hosts}' is for the mesh to say; to fix: give it for its axes"
+        )
+    over = hosts.network_axes(mesh.sizes, mesh.device_ids) if mesh else {}
+    rate = machines()[hosts.machine].links.network.bandwidth
+    return {part_name(axis, size) if size else axis: rate for axis, size in over.items()}
 
 
 _SLOW = 4

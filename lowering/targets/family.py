@@ -27,6 +27,7 @@ class Chip:
         launch: seconds between two ops.
         product_launch: seconds that a product or convolution takes beside its work.
         allocated: the share of its memory that programs can have.
+        peaks: operations per second of products of other types, by name, as published: of dense operands.
     """
 
     flops: float
@@ -35,6 +36,7 @@ class Chip:
     launch: float
     product_launch: float
     allocated: float = 1.0
+    peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Links:
         network: what is beyond these links.
         is_torus: they lead to neighbours only.
         joins_hosts: they join devices of all processes, as far as no device says otherwise; else those of one process.
+        name: what they are called.
+        joins: how many devices they join at most: those of a server, a rack or a pod; 0 where that is not known.
+        peers: how many other devices they lead to, to each by a link of its own that has as much of the bandwidth; 0
+            where a switch, or a torus, lets a device send all of it to any group.
     """
 
     bandwidth: float
@@ -64,15 +70,26 @@ class Links:
     network: Network
     is_torus: bool = False
     joins_hosts: bool = False
+    name: str = ""
+    joins: int = 0
+    peers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A kind of device. `kind`: the pattern of what it calls itself (`jax.Device.device_kind`), in small letters."""
+    """A kind of device.
+
+    Attributes:
+        kind: the pattern of what it calls itself (`jax.Device.device_kind`), in small letters.
+        chip: one device.
+        links: what joins several.
+        also: other names that people have for it.
+    """
 
     kind: str
     chip: Chip
     links: Links
+    also: tuple[str, ...] = ()
 
     def is_of(self, device_kind: str) -> bool:
         """Whether a device of a kind is one."""

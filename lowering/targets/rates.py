@@ -199,6 +199,8 @@ class Link(NamedTuple):
         copies: the time in which a device rearranges what it sends and receives.
         moved: the share of its bytes that a value has on the wire if it is only moved.
         far: how many neighbours on the next device is: more than one along a part of an axis.
+        peers: to how many other devices its bandwidth leads, to each by a link of its own: in a smaller group a device
+            sends as much slower. 0: all of it to any group.
     """
 
     size: int
@@ -209,6 +211,7 @@ class Link(NamedTuple):
     copies: Copies = Copies()
     moved: float = 1.0
     far: int = 1
+    peers: int = 0
 
     @property
     def around(self) -> float:
@@ -275,12 +278,14 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
     """The rate of a kind of collective over links; `combines` as in a cost model, `cut`: of the last dimension.
 
     Hops add up along each link; the slowest one decides about bytes. Through a ring of g devices the blocks of an
-    all_to_all pass g/4 links on average in either direction.
+    all_to_all pass g/4 links on average in either direction. Where each pair has its own link, g devices use g-1 of
+    each other's, and a permute one.
     """
     links = [link for link in links if link.size > 1]
     if not links:
         return Rate(0.0, 0.0)
-    per_byte = 1 / min([link.bandwidth for link in links])
+    direct = math.prod([link.size for link in links if link.peers])
+    per_byte = 1 / min([link.bandwidth * _reached(kind, link.peers, direct) for link in links])
     if kind in _EXCHANGES and any(link.is_torus for link in links):
         group = math.prod([link.size for link in links])
         turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
@@ -290,6 +295,13 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
         per_byte *= max([link.moved for link in links])
     fixed = _fixed(kind, links) + max([link.copies.fixed(kind, cut) for link in links])
     return Rate(fixed, per_byte, kind in combines)
+
+
+def _reached(kind: str, peers: int, group: int) -> float:
+    """The share of a device's links that lead into a group."""
+    if not peers:
+        return 1.0
+    return min(1 if kind == "collective_permute" else group - 1, peers) / peers
 
 
 def _fixed(kind: str, links: Sequence[Link]) -> float:

@@ -6,11 +6,14 @@ from another package. See docs/explanation/costs.md#targets.
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 
 from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import AnyMesh
@@ -19,6 +22,7 @@ from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.runtime.devices import (
     allocator_memory,
+    axes_between,
     device_kind,
     device_like,
     lowering_platforms,
@@ -91,15 +95,120 @@ def machines() -> dict[str, Machine]:
 def machine_called(name: str) -> str | None:
     """The machine that a name means, however it is spelt: with or without its platform, in capitals, with dashes.
 
-    >>> [machine_called(name) for name in ("tpu v5e", "v5e", "TPU-v5p", "H100", "v5")]
+    >>> [machine_called(name) for name in ("tpu v5e", "v5e", "TPU-v5p", "H100-SXM", "v5")]
     ['tpu v5e', 'tpu v5e', 'tpu v5p', 'h100', None]
     """
     meant = _spelt(name)
-    return next((known for known in machines() if meant in (_spelt(known), _spelt(known).removeprefix("tpu"))), None)
+    return next((known for known, machine in machines().items() if meant in _spellings(known, machine)), None)
+
+
+def _spellings(name: str, machine: Machine) -> set[str]:
+    names = [*map(_spelt, (name, *machine.also))]
+    return {*names, *(each.removeprefix("tpu") for each in names)}
 
 
 def _spelt(name: str) -> str:
     return re.sub(r"[\s_-]", "", str(name)).lower()
+
+
+# Machines with their hosts: how many devices their links join, and how many such hosts a network does.
+
+_HOSTS = re.compile(r"(?:(?P<hosts>[1-9]\d*)\s*x\s*)?(?P<name>.+?)(?:\s*x\s*(?P<devices>[1-9]\d*))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Machines by name, and how they are joined: `h100`, `h100 x8`, `4 x h100 x8`.
+
+    Attributes:
+        machine: the name of one.
+        count: how many hosts there are, which the network joins. A host is what the machine's own links join: a server,
+            a rack, or a slice of a pod.
+        devices: those of each host; 0 where nothing is said of hosts, and the links join all.
+    """
+
+    machine: str
+    count: int = 1
+    devices: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> Hosts:
+        """
+        >>> str(Hosts.of("4x H100-SXM x8")), Hosts.of("v5e")
+        ('4 x h100 x8', Hosts(machine='tpu v5e', count=1, devices=0))
+
+        Raises:
+            SdyError: no machine is called so, or it has other hosts.
+        """
+        said = _HOSTS.fullmatch(str(text).strip())
+        whole = machine_called(text)
+        name = whole or (machine_called(said["name"]) if said else None)
+        if name is None:
+            raise SdyError(no_machine(said["name"] if said else text))
+        if whole or said is None:
+            return cls(name)
+        found = cls(name, int(said["hosts"] or 1), int(said["devices"] or 0))
+        found._check(text)
+        return found
+
+    def _check(self, text: str) -> None:
+        links = machines()[self.machine].links
+        if self.count > 1 and not self.devices:
+            example = f"{self.count} x {self.machine} x{links.joins or 8}"
+            raise SdyError(f"{text!r} does not say how many devices each host has; to fix: as in {example!r}")
+        if 0 < links.joins < self.devices:
+            fits = f"{-(-self.count * self.devices // links.joins)} x {self.machine} x{links.joins}"
+            raise SdyError(
+                f"{links.name} joins {links.joins} {self.machine} devices, not {self.devices}; as in {fits!r}"
+            )
+
+    def __str__(self) -> str:
+        hosts = f"{self.count} x " if self.count > 1 else ""
+        return f"{hosts}{self.machine} x{self.devices}" if self.devices else self.machine
+
+    def usual(self, count: int) -> Hosts:
+        """Those of so many devices: where nothing is said of hosts, as many full ones as it takes.
+
+        >>> str(Hosts("h100").usual(64)), str(Hosts("tpu v5e").usual(64))
+        ('8 x h100 x8', 'tpu v5e')
+
+        Raises:
+            SdyError: these are no full hosts.
+        """
+        links = machines()[self.machine].links
+        if self.devices or not links.joins or count <= links.joins:
+            return self
+        if count % links.joins:
+            fewest = next(n for n in range(-(-count // links.joins), count + 1) if count % n == 0)
+            raise SdyError(
+                f"{links.name} joins {links.joins} {self.machine} devices, and {count} do not fill such hosts; to "
+                f"fix: say how many each has, as in '{fewest} x {self.machine} x{count // fewest}'"
+            )
+        return Hosts(self.machine, count // links.joins, links.joins)
+
+    def network_axes(self, axes: Mapping[str, int], ids: Sequence[int] = ()) -> dict[str, int]:
+        """The axes of a mesh along which its devices, host by host in the mesh's order, are of several hosts, as
+        `runtime.devices.network_axes`.
+
+        Raises:
+            SdyError: the mesh has another number of devices.
+        """
+        size, there = math.prod(axes.values()), self.count * self.devices
+        if not self.devices or (self.count == 1 and size <= there):
+            return {}
+        if size != there:
+            mesh = ", ".join(f"{name}={each}" for name, each in axes.items())
+            raise SdyError(f"{str(self)!r} are {there} devices, and the mesh {mesh} has {size}")
+        place = np.array(ids or range(size)).reshape(*axes.values()) // self.devices
+        return axes_between(place, list(axes))
+
+
+def no_machine(name: str) -> str:
+    """Says that no machine is called so, and which there are."""
+    names = [each for known, machine in machines().items() for each in (known, *machine.also)]
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    meant = f"did you mean {near[0]!r}? Known" if near else "known"
+    return f"no machine is called {name!r}; {meant} are {', '.join(names)}. Or give CostModel your own rates"
 
 
 def usual_machines() -> dict[str, str]:

@@ -57,24 +57,32 @@ def _copies(memory: float, launch: float) -> Copies:
     return Copies(0.0, _EXCHANGED * memory, LANES, _ROWS * memory, _NARROW * memory, _FOLDED * memory, launch)
 
 
-def _machine(flops: float, memory: float, gib: float, bandwidth: float, network: float, kind: str) -> Machine:
-    """A mesh axis is a ring of the torus, with two links of a chip."""
-    return Machine(
-        kind,
-        Chip(flops, memory, gib * GIB, _LAUNCH, _PRODUCT),
-        Links(bandwidth, _HOP, _START, Network(network, latency=_NETWORK), is_torus=True, joins_hosts=True),
-    )
+def _machine(
+    kind: str, flops: float, memory: float, gib: float, links: Links, peaks: dict[str, float], *also: str
+) -> Machine:
+    """`peaks`: of other types than bfloat16."""
+    return Machine(kind, Chip(flops, memory, gib * GIB, _LAUNCH, _PRODUCT, peaks=peaks), links, also)
+
+
+def _ici(dimensions: int, joins: int, bandwidth: float, network: float) -> Links:
+    """A mesh axis is a ring along one of the torus' dimensions, with two links of a chip."""
+    beyond, name = Network(network, latency=_NETWORK), f"ICI, in {dimensions} dimensions,"
+    return Links(bandwidth, _HOP, _START, beyond, is_torus=True, joins_hosts=True, name=name, joins=joins)
 
 
 TPU = Family(
     "tpu",
     {
-        "tpu v4": _machine(275e12, 1.2e12, 30.5, 90e9, 6.25e9, r"tpu v4"),
-        "tpu v5e": _machine(197e12, 0.82e12, 15.75, 90e9, 3.125e9, r"tpu v5( lite|e)"),
-        "tpu v5p": _machine(459e12, 2.8e12, 95.73, 180e9, 6.25e9, r"tpu v5p?"),
-        "tpu v6e": _machine(918e12, 1.6e12, 31.24, 180e9, 12.5e9, r"tpu v6( lite|e)"),
+        "tpu v4": _machine(r"tpu v4", 275e12, 1.2e12, 30.5, _ici(3, 4096, 90e9, 6.25e9), {"int8": 275e12}),
+        "tpu v5e": _machine(r"tpu v5( lite|e)", 197e12, 0.82e12, 15.75, _ici(2, 256, 90e9, 3.125e9), {"int8": 393e12}),
+        "tpu v5p": _machine(r"tpu v5p?", 459e12, 2.8e12, 95.73, _ici(3, 8960, 180e9, 6.25e9), {"int8": 918e12}),
+        "tpu v6e": _machine(
+            r"tpu v6( lite|e)", 918e12, 1.6e12, 31.24, _ici(2, 256, 180e9, 12.5e9), {"int8": 1836e12, "float8": 918e12}
+        ),
         # A device is one of the chip's two cores.
-        "tpu7x": _machine(1153e12, 3.7e12, 94.74, 100e9, 6.25e9, r"tpu ?(v?7x?)"),
+        "tpu7x": _machine(
+            r"tpu ?(v?7x?)", 1153e12, 3.7e12, 94.74, _ici(3, 18432, 100e9, 6.25e9), {"float8": 2307e12}, "tpu v7x"
+        ),
     },
     Compiler(
         Fusion(into_products=True, dear_again=True),
@@ -88,8 +96,8 @@ TPU = Family(
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 
 Sources: "How to Scale Your Model" (jax-ml.github.io/scaling-book, chapter "How to Think About TPUs": operations,
-memory, links and network per chip, 1 microsecond per hop); of TPU7x, and as a check of the others, Google Cloud's pages
-on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both directions per chip of two devices).
-Memory is what the compiler says is there when a program is too large (libtpu 0.0.52; of v4 that of both cores, which
-are one device).
+memory, links and network per chip, 1 microsecond per hop); of TPU7x, of other types and of pods, and as a check of the
+others, Google Cloud's pages on each version (of TPU7x 2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both
+directions per chip of two devices, 9216 chips in a pod). Memory is what the compiler says is there when a program is
+too large (libtpu 0.0.52; of v4 that of both cores, which are one device).
 """

@@ -68,7 +68,7 @@ TPU = DescribedPlatform(
 GPU = DescribedPlatform(
     "gpu:h100:1x8x8",
     "slices x hosts x GPUs",
-    CompilerPackage("jax's plugin for CUDA", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "'sdy_jax[gpu-topologies]'"),
+    CompilerPackage("jax's plugin for CUDA", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "jax-cuda13-plugin"),
     # It loads without the libraries that programs run with.
     {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
 )
@@ -159,6 +159,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan model.mlir --python on_devices.py            what each device runs, as Python to read and run
   sdy-jax plan train.py:step ... --html plan.html           a page to explore in a browser
   sdy-jax plan train.py:step --mesh data=256,model=256 ...  makes no devices, however many there are
+  sdy-jax plan train.py:step --machine h100 --mesh data=8,model=8 ...   for eight servers of eight, in seconds
   sdy-jax plan train.py:step --topology {EXAMPLE} --mesh data=16,model=16 ...   compiles it for them
 """
 
@@ -280,6 +281,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="PLATFORM:SLICE",
         help="compile for all devices of a slice, though none is there, and print what the compiler says of memory, "
         f"costs and collectives: {FORMS}",
+    )
+    parser.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="plan for these machines by their published rates and memory, with no compiler and none of them there: "
+        "h100, v5e, 'h100 x8' for a host of eight, '4 x h100 x8' for four and their network; by the name alone, "
+        "as many usual hosts as the mesh takes. An unknown name lists the names",
     )
     parser.add_argument(
         "--slices", type=_count, default=1, metavar="N", help="so many slices; the mesh's first axis runs over them"

@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.arguments import Parameters, argument_leaves
 from sdy_jax.annotate.program import Program
+from sdy_jax.base.errors import SdyError
 from sdy_jax.calls.load import load
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
@@ -31,6 +32,8 @@ from sdy_jax.ir import locations
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.meshes import Mesh
+from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.target import Hosts
 from sdy_jax.mesh_dialects.emitters import dtype_of
 from sdy_jax.mesh_dialects.local_program import LocalProgram, is_local, run_local
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh
@@ -39,7 +42,7 @@ from sdy_jax.mesh_dialects.resolution import program_mesh
 from sdy_jax.plan.plan import Plan
 
 _CHOICES = ("optimize_collectives", "layouts", "memory", "effort")
-_PARTITIONING = ("in_shardings", "out_shardings", "pin", *_CHOICES)
+_PARTITIONING = ("in_shardings", "out_shardings", "pin", "machine", *_CHOICES)
 """The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
 
 _OF_PLAIN_FUNCTIONS = ("mesh", "topology", "donate", *_PARTITIONING)
@@ -201,12 +204,30 @@ def _partitioned(fun: Any, meshes: Sequence[Mesh], options: argparse.Namespace) 
     chosen |= {} if options.recompute else {"recompute": False}
     chosen |= {"plan": options.pin} if getattr(options, "pin", None) else {}
     chosen |= _donated(getattr(options, "donate", None))
+    chosen |= {"costs": machine_costs(options.machine, meshes)} if getattr(options, "machine", None) else {}
     on_devices = [_mesh_on(options)(mesh, options.devices or mesh.size) for mesh in meshes]
     with locations.called_from("the command line" if given else _file_name(options)):
         found: PartitionedFunction = partition(
             fun, mesh=on_devices if len(meshes) > 1 else on_devices[0], on_unknown="ignore", **given, **chosen
         )
     return found
+
+
+def machine_costs(name: str, meshes: Sequence[Mesh]) -> CostModel:
+    """The costs of the machines that `--machine` names, on a mesh, or on several of which the best one is taken.
+
+    Raises:
+        UsageError: there are no such machines, or the meshes are not of so many, or several run over hosts.
+    """
+    try:
+        hosts = Hosts.of(name).usual(max(mesh.size for mesh in meshes))
+        if len(meshes) == 1:
+            return CostModel.of_machine(str(hosts), meshes[0])
+        if hosts.count == 1:
+            return CostModel.of_machine(str(hosts), {axis: None for mesh in meshes for axis in mesh.axis_names})
+    except SdyError as error:
+        raise UsageError(f"--machine {name}: {error}") from None
+    raise UsageError(f"--machine {name}: other axes run over '{hosts}' in each --mesh; to fix: plan them one by one")
 
 
 def _donated(text: str | None) -> dict[str, Any]:

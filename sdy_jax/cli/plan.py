@@ -74,7 +74,8 @@ def show_saved(file: str, options: argparse.Namespace) -> None:
 
 _SHARDINGS = ("in_shardings", "out_shardings")
 _ARGUMENTS = ("args", "args_from")
-_OF_PROGRAMS = ("why", "fixes", "stage", "python", "save", "budget", "topology", "mesh", *_ARGUMENTS, *_SHARDINGS)
+_DEVICES = ("topology", "machine", "mesh")
+_OF_PROGRAMS = ("why", "fixes", "stage", "python", "save", "budget", *_DEVICES, *_ARGUMENTS, *_SHARDINGS)
 
 
 def budget_of(text: str) -> Budget:
@@ -155,9 +156,13 @@ def _write_python(plan: Plan, file: str) -> None:
 
 def _chips(options: argparse.Namespace) -> Topology | None:
     """The accelerators that `--topology` names."""
+    if options.topology and options.machine:
+        raise UsageError("--topology compiles for what it names, and --machine plans without a compiler; leave one out")
     if not options.topology:
         if options.slices != 1:
             raise UsageError("--slices says of how many slices there are to be; name one of them by --topology")
+        if options.machine:
+            prepare()
         return None
     prepare()
     return Topology.of(options.topology, options.slices)

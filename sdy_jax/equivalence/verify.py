@@ -36,7 +36,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.lowering.targets.target import machines, usual_machines
+from sdy_jax.lowering.targets.target import machine_called, machines, usual_machines
 from sdy_jax.runtime.devices import lowered_for
 
 _PLANNING = ("optimize_collectives", "uneven", "layouts", "memory", "effort", "recompute", "combine")
@@ -204,7 +204,7 @@ def _costs(targets: Sequence[str] | None, options: Options, mesh: Mesh) -> Itera
             yield name, options.costs
         elif not machine:
             yield name, None
-        elif machine in machines():
+        elif machine_called(machine):
             yield name, CostModel.of_machine(machine, mesh.axis_names)
         else:
             raise SdyError(f"verify: targets has {name!r}; expected some of {', '.join(known_targets())}")

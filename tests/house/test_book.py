@@ -61,7 +61,7 @@ def test_every_public_name_is_in_the_reference_once() -> None:
 
 
 def test_docstrings_become_what_sphinx_reads() -> None:
-    pytest.importorskip("pygments")
+    pytest.importorskip("sphinx")
     lines = ["Arrays (`Array`s).", "", "Example:", "    f(`x`s)", "", "Raises:", "    E: never.", "| a |", "|---|"]
     conf()._as_restructured_text(None, "function", "f", None, None, lines)
     assert lines == [
@@ -87,6 +87,10 @@ def test_the_book_is_built_without_warnings_and_needs_no_network(tmp_path: Path)
     commands = (tmp_path / "reference" / "command_line.html").read_text()
     assert "--in-shardings" in commands and "sdy-jax verify" in commands
     assert "sdy-aggressive-propagate" in (tmp_path / "reference" / "passes.html").read_text()
+    machines = re.sub(r"<[^>]+>", " ", (tmp_path / "reference" / "machines.html").read_text())
+    assert re.search(r"h100\s+,\s+h100-sxm\s+989 TFLOP/s\s+float32 67", machines)
+    functions = re.sub(r"<[^>]+>", "", (tmp_path / "reference" / "functions.html").read_text())
+    assert re.search(r"static_argnums: int \| Sequence\[int\] \| None = None,\s", functions), "a line each, with types"
 
 
 @pytest.mark.more("sphinx on two small pages")
