@@ -91,6 +91,7 @@ def line_of(one: RecordedCollective) -> str:
 PAGE_OF: Extension[Callable[[PlanRecord], str]] = Extension("page_of")
 WRITE_PAGE: Extension[Callable[[PlanRecord, str | os.PathLike[str], PlanRecord | None], None]] = Extension("write_page")
 
+WRITE_TRACE: Extension[Callable[[PlanRecord, str | os.PathLike[str]], None]] = Extension("write_trace")
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,14 @@ class PlanRecord(RecordedPlan):
             SdyError: the file cannot be written.
         """
         WRITE_PAGE.function(self, path, against)
+
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes one step as a trace for Perfetto, as `Plan.to_trace` does.
+
+        Raises:
+            SdyError: the plan's costs are no times, or the file cannot be written.
+        """
+        WRITE_TRACE.function(self, path)
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"
