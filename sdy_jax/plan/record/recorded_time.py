@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Block, Op
-from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
+from sdy_jax.lowering.targets.axis_rates import cut
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.plan.estimates import flops
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.recorded_ops import OpRecords
@@ -123,11 +125,20 @@ def _traffic(plan: Answers) -> float:
 
 
 def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[RecordedResource]:
-    """What is sent over the links of each set of axes, of which the slowest decides."""
-    mesh, costs = plan.program.mesh, plan.costs
-    sent = dict[RecordedLane, list[float]]()
+    """What is sent over the links of each set of axes, at the rate of those that it runs over: of the part of an axis
+    between hosts, at that of the network."""
+    mesh, sent = plan.program.mesh, {lane: list[tuple[float, float]]() for lane in lanes}
     for record in plan.collectives:
-        sent.setdefault(_links(record, mesh), []).append(record.estimated_times * record.wire_bytes)
-    for lane in lanes:
-        peak = min(costs.bandwidth_of(axis) for axis in lane.axes)
-        yield RecordedResource(lane.name, math.fsum(sent[lane]), peak)
+        if record.wire_bytes and (lane := _links(record, mesh)) in sent:
+            wire = record.estimated_times * record.wire_bytes
+            sent[lane].append((wire, wire / _bandwidth(record, mesh, plan.costs)))
+    for lane, found in sent.items():
+        wire, seconds = (math.fsum(each) for each in zip(*found, strict=True))
+        yield RecordedResource(lane.name, wire, wire / seconds)
+
+
+def _bandwidth(record: CollectiveRecord, mesh: Mesh, costs: CostModel) -> float:
+    """The bytes per second that a device sends, of the slowest of the links."""
+    axes = record.axes or tuple(AxisRef(axis.name) for axis in mesh.axes)
+    parts = (part for axis in axes for part in cut(axis, mesh, costs.major_parts))
+    return min(link.bandwidth for link in (costs.link(part, mesh) for part in parts) if link.size > 1)

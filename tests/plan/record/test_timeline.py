@@ -13,10 +13,13 @@ from timed_plans import (
     LAYERS,
     MESH,
     NETWORK,
+    ROWS,
     SPREAD,
     TIMED,
     V5E,
+    WIDTH,
     in_branches,
+    mesh_of,
     shape,
     step_in_a_loop,
     step_of_layers,
@@ -240,3 +243,29 @@ def test_the_planner_and_the_timeline_hide_the_same() -> None:
     for plan in (step_of_layers(SPREAD), step_in_a_loop(SPREAD), with_rings()):
         own = sum(record.estimated_times * record.hidden for record in plan.collectives)
         assert plan.record().timeline.hidden == close(plan.hidden_by_work + own)
+
+
+def test_links_between_hosts_are_at_the_rate_of_the_network() -> None:
+    """An axis of which a major part runs over the network: what is sent along that part alone is at its rate."""
+    mesh = mesh_of(data=4)
+    costs = sdy.CostModel.of_machine("h100", mesh, {"data:(1)2": NETWORK})
+    f = sdy.partition(lambda x: x * 2, mesh=mesh, in_shardings=P("data"), out_shardings=P(), costs=costs)
+    plan = f.plan(shape(ROWS, WIDTH))
+    (links,) = (each for each in plan.record().roofline.resources if each.name == "data")
+    assert NETWORK <= links.peak <= costs.bandwidth_of("data") and links.amount == close(plan.wire_bytes)
+    assert links.seconds <= plan.time.communication * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in TIMED if "bytes" not in name])
+def test_nothing_is_used_beyond_its_peak(name: str) -> None:
+    roofline = record_of(name).roofline
+    assert roofline is not None
+    assert all(0 <= roofline.share(each) <= 1 + 1e-9 for each in roofline.resources)
+
+
+def test_the_text_of_a_plan_says_what_it_uses_and_the_bound() -> None:
+    record = record_of("layers, over a network")
+    (line,) = (line for line in str(record).splitlines() if line.startswith("  uses"))
+    said = "5% of peak compute (MFU), 12% of memory bandwidth, links 33% data, 11% model; bound by data"
+    assert line == f"  uses      {said}"
+    assert "  uses" not in str(record_of("layers in bytes"))
