@@ -93,6 +93,24 @@ def test_slices_say_what_they_are_of(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TIMED)
+def test_ops_are_those_that_compute_and_send(name: str) -> None:
+    """A product takes as long as its operations at least, and what is sent is the op that sends it."""
+    plan, record = plan_of(name), record_of(name)
+    products = 0
+    for each in record.timeline.slices:
+        op = record.ops[each.op or 0]
+        if each.collective is None:
+            assert not op.kind.startswith("sdy.") or op.kind == "sdy.all_slice"
+            if op.kind == "stablehlo.dot_general":
+                products += 1
+                assert each.duration / each.times >= plan.costs.flop * op.flops / 2 * (1 - 1e-9) > 0
+        else:
+            ops = {one.op for one in record.collectives[each.collective].single}
+            assert each.op in ops or ops == {None}  # the user's own, in a manual computation
+    assert products == sum(op.kind == "stablehlo.dot_general" for op in record.ops)
+
+
+@pytest.mark.parametrize("name", TIMED)
 def test_a_saved_plan_has_its_timeline(name: str, tmp_path) -> None:
     plan_of(name).save(tmp_path / "plan.json")
     read = sdy.load_plan(tmp_path / "plan.json")
