@@ -37,6 +37,7 @@ from sdy_jax.lowering.planner.rewrites.recomputation import ProgramForm, best_pr
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
 from sdy_jax.lowering.planner.schedule.hidden_time import Inserted, erase_marks, hidden_by_work
+from sdy_jax.lowering.planner.schedule.timeline import NumberedOps, Timing
 from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
 from sdy_jax.lowering.planner.search.memory_search import FEW, GivenUp, too_large
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
@@ -92,12 +93,18 @@ def _combined(
     module: ir.Operation, program: PartitionedProgram, exposed: Inserted, held: Callable[[], Peak]
 ) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
-    placed, setting = program.placed, program.setting
+    placed, setting, report = program.placed, program.setting, program.placed.report
+    numbered = NumberedOps(placed)
     combined = combine_collectives(placed, exposed, setting, held)
-    placed.report.held = (combined or held()).total if setting.available else 0.0
+    report.held = (combined.held if combined is not None else held()).total if setting.available else 0.0
+    report.op_times = numbered.times(combined.order if combined is not None else None)
     if placed.module is not module:
         replace_contents(module, placed.module)
-    return placed.report
+    if combined is not None:  # what runs as one takes less, and starts when all of it is there
+        starts = setting.target.compiler.collectives.starts
+        timing = Timing(Graph(module), report.op_times, report.collectives, placed.mesh, setting.costs, starts)
+        report.hidden = timing.ran.hidden
+    return report
 
 
 def best_border(

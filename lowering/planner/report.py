@@ -17,6 +17,7 @@ from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size, braces
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.planner.facts.loops import executions
+from sdy_jax.lowering.planner.op_times import NO_TIMES, OpTimes, WorkDone
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.rates import LastCut
 
@@ -332,6 +333,11 @@ class PartitionReport:
     """The choice of layouts, where they were chosen for the whole program."""
     work: float = field(default=0.0, init=False)
     """The time of one device's own work, by the cost model."""
+    work_of: dict[int, WorkDone] = field(default_factory=dict, init=False)
+    """The same by the numbers of ops in the program before it was partitioned; some may have been folded into others
+    since."""
+    op_times: OpTimes = field(default=NO_TIMES, init=False)
+    """What the ops of the module as it is left take, and which of them send."""
     hidden: float = field(default=0.0, init=False)
     """The time of collectives that the compiler hides by itself: beside that of rings and of those one trip ahead."""
     held: float = field(default=0.0, init=False)
@@ -343,6 +349,8 @@ class PartitionReport:
     before: ir.Operation | None = field(default=None, init=False)
     """Where something is computed again, or in parts, the program that was partitioned, in which it is."""
     _conditionals: dict[Op, int] = field(default_factory=dict, init=False)
+    _added: dict[int, tuple[CollectiveRecord, Op]] = field(default_factory=dict, init=False)
+    """By the identities of records, what they were when they were added, and the op beside which that was."""
 
     def add(
         self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner", again: bool = False
@@ -364,7 +372,12 @@ class PartitionReport:
             again,
         )
         self.collectives.append(record)
+        self._added[id(record)] = record, at
         return record
+
+    def added(self, record: CollectiveRecord) -> tuple[CollectiveRecord, Op]:
+        """A collective's record as it was added, before others stood in its place, and beside which op that was."""
+        return self._added[id(record)]
 
     def _branch(self, block: Block) -> Branch:
         conditional = self._conditionals.setdefault(block.parent, len(self._conditionals))
@@ -377,6 +390,9 @@ class PartitionReport:
 
     def exchange(self, records: Mapping[int, CollectiveRecord]) -> None:
         """Puts records in the place of others, which are given by their identities."""
+        for key, record in records.items():
+            if key in self._added:
+                self._added[id(record)] = self._added[key]
         self.collectives = [records.get(id(record), record) for record in self.collectives]
 
     def combine(self, buckets: Sequence[Sequence[CollectiveRecord]]) -> None:

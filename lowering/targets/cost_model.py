@@ -265,7 +265,7 @@ class CostModel:
                 own links (a data-centre network).
 
         Raises:
-            SdyError: no machine is called so, or it has other hosts than these, or the mesh other devices; or `bandwidth`
+            SdyError: no machine is called so, or it has other hosts, or the mesh other devices; or `bandwidth`
                 names no axis.
 
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")

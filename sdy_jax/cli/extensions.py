@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from sdy_jax.plan.page.page import page_of
     from sdy_jax.plan.page.tables import drawing_of, table_of
     from sdy_jax.plan.page.text import as_html, coloured, show
+    from sdy_jax.plan.page.trace import write_trace
     from sdy_jax.plan.plan import ANALYZE, FIXES
     from sdy_jax.plan.questions import WHY_NOT_LAYOUT
-    from sdy_jax.plan.record.record import PAGE_OF, WRITE_PAGE
+    from sdy_jax.plan.record.record import PAGE_OF, WRITE_PAGE, WRITE_TRACE
     from sdy_jax.plan.record.recorded_plan import AS_HTML, COLOURED, DRAWING_OF, SHOW, TABLE_OF
     from sdy_jax.shardy.passes.explicit_reshards import PARTITION_INTO_RESHARDS
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     AS_HTML.takes(as_html)
     PAGE_OF.takes(page_of)
     WRITE_PAGE.takes(write_page)
+    WRITE_TRACE.takes(write_trace)
 
 REGISTERING = ("sdy_jax.lowering.ops", "sdy_jax.mesh_dialects.registration", "sdy_jax.lowering.planner.stages")
 """Modules that put rules, strategies, emitters, passes and checks into the registries of rooms below."""
@@ -61,6 +63,7 @@ OFFERED = {
     "table_of": "sdy_jax.plan.page.tables",
     "why_not_layout": "sdy_jax.plan.explanations.why_not_layout",
     "write_page": "sdy_jax.plan.page.html",
+    "write_trace": "sdy_jax.plan.page.trace",
 }
 """What methods of a class, or options of a pass, offer that rooms above do: the module of each function."""
 

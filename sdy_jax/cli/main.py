@@ -324,6 +324,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_pin(parser)
     page = "write the plan as a page to explore in a browser, too; with --diff, beside the plan before"
     parser.add_argument("--html", metavar="FILE", help=page)
+    trace = "write one step as a trace, which ui.perfetto.dev and chrome://tracing open; the costs are to be seconds"
+    parser.add_argument("--trace", metavar="FILE", help=trace)
     parser.add_argument(
         "--budget",
         metavar="LIMITS",

@@ -36,15 +36,21 @@ class Demands:
 
     def __init__(self, options: argparse.Namespace):
         self.before: PlanRecord | None = load_plan(options.diff) if options.diff else None
-        self._save, self._html = options.save, options.html
+        self._save, self._html, self._trace = options.save, options.html, options.trace
         self._budget = budget_of(options.budget) if options.budget else None
 
     def keep(self, plan: Plan) -> None:
-        """Writes the plan to the files of `--save` and `--html`; the latter beside the plan of `--diff`."""
+        """Writes the plan to the file of `--save`, and what is drawn of it to others."""
         if self._save:
             plan.save(self._save)
+        self.draw(plan)
+
+    def draw(self, plan: Plan | PlanRecord) -> None:
+        """Writes the files of `--html`, beside the plan of `--diff`, and of `--trace`."""
         if self._html:
             plan.to_html(self._html, self.before)
+        if self._trace:
+            plan.to_trace(self._trace)
 
     def check(self, plan: Plan) -> None:
         """
@@ -55,7 +61,7 @@ class Demands:
 
 
 def show_saved(file: str, options: argparse.Namespace) -> None:
-    """Prints a plan that `--save` wrote, a table of it, or what changed before it, and writes its page.
+    """Prints a plan that `--save` wrote, a table of it, or what changed before it, and writes its page or trace.
 
     Raises:
         UsageError: options ask for what only the program can answer.
@@ -64,8 +70,7 @@ def show_saved(file: str, options: argparse.Namespace) -> None:
     if asked:
         raise UsageError(f"{asked[0]} needs the program, {file} is a saved plan of it; to fix: name the program")
     plan, demands = load_plan(file), Demands(options)
-    if options.html:
-        plan.to_html(options.html, demands.before)
+    demands.draw(plan)
     if options.table:
         plan.table(options.table).show()
     else:

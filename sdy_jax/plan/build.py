@@ -279,6 +279,7 @@ class _Making:
             planned_with=self.given,
             work_cost=report.work,
             hidden_by_work=report.hidden,
+            op_times=report.op_times,
             counted_peak=report.held,
             recomputed=report.recomputed,
             blocked=report.blocked,

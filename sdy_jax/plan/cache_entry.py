@@ -21,6 +21,7 @@ from sdy_jax.ir.custom_ops import set_keys
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.operations import body_of, copied
+from sdy_jax.lowering.planner.op_times import OpTimes
 from sdy_jax.lowering.planner.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.plan.border import AutomaticLayouts
 from sdy_jax.plan.digests import MODULE, Key, digest_of
@@ -104,7 +105,7 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
 # The modules of its stages are MLIR's bytecode, all else is JSON. Nothing in it is executed when it is read, and
 # nothing is read before its digest was compared.
 
-_MAGIC = b"sdy_jax plan 2\n"
+_MAGIC = b"sdy_jax plan 3\n"
 _LOCATIONS = "locations"
 """What stands among the stages for the locations that the JSON refers to."""
 
@@ -122,6 +123,7 @@ class CachedPlan:
     layouts: LayoutChoice | None
     work_cost: float
     hidden_by_work: float
+    op_times: OpTimes
     counted_peak: float
     recomputed: Recomputed | None
     blocked: tuple[InParts, ...]

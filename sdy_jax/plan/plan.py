@@ -196,6 +196,31 @@ class Plan(Answers):
         self.record(steps=True).to_html(path, against.record(steps=True) if isinstance(against, Plan) else against)
 
     @api_boundary
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes one step of a device, by estimate, as a trace: JSON that [Perfetto](https://ui.perfetto.dev) and
+        chrome://tracing open, beside what `jax.profiler.trace(..., create_perfetto_trace=True)` measured.
+
+        It has a track for compute, with ops in phases, scopes and loops, and with what they wait for; a track for the
+        links of each mesh axis, what is hidden beside work told from what is exposed; what the device holds; and an
+        arrow through each collective, from the op that makes what is sent to the first that takes it. Each slice says
+        its line, bytes or operations, and why it is there. A loop is one trip that is as wide as all of its trips.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            SdyError: the plan's costs are bytes, not times: give `partition` costs in seconds, as
+                `costs=sdy.CostModel.of_machine("h100", mesh)`; or the file cannot be written.
+
+        Example:
+            step.plan(state, batch).to_trace("step.trace.json")
+
+        See also:
+            `analyze`: runs the step, and shows what was measured.
+        """
+        self.record().to_trace(path)
+
+    @api_boundary
     def to_python(self, path: str | os.PathLike[str] | None = None) -> str:
         """The program as a Python module that needs jax and numpy only: what each device runs, as lax calls in
         `jax.shard_map`, and a function of whole arrays that has the planned function's name, arguments and results.

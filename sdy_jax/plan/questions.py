@@ -19,8 +19,10 @@ from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.lowering.planner.op_times import NO_TIMES, OpTimes
 from sdy_jax.lowering.planner.problem.layout_plan import ProgramChoices
 from sdy_jax.lowering.planner.report import CollectiveRecord, InParts, LayoutChoice, Note, NotHeld, Recomputed
+from sdy_jax.lowering.planner.schedule.timeline import Timeline, Timing, timeline_of, timeline_without_ops
 from sdy_jax.lowering.planner.setting import Policy
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
@@ -78,6 +80,7 @@ class PlanFacts(Printed):
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
         blocked: the values that are made part by part, so that no device holds all of its own.
         hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
+        op_times: what the ops of the partitioned program take, and which of them send.
         counted_peak: `memory.peak` where planning counted it; else 0.
         choices: what was searched for, from which the plan is made again without; as text where it was found in the
             cache; None of a program on local arrays.
@@ -106,6 +109,7 @@ class PlanFacts(Printed):
     decided: Decided = NOTHING_DECIDED
     work_cost: float = 0.0
     hidden_by_work: float = 0.0
+    op_times: OpTimes = NO_TIMES
     counted_peak: float = 0.0
     recomputed: Recomputed | None = None
     blocked: tuple[InParts, ...] = ()
@@ -249,6 +253,15 @@ class Figures(PlanFacts):
         sent = sum(record.estimated_times * record.sending_time(costs, mesh) for record in self.collectives)
         hidden = self.hidden_by_work + sum(record.estimated_times * record.hidden for record in self.collectives)
         return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
+
+    @cached_property
+    def placed_in_time(self) -> Timeline:
+        """When each op computes and each collective is sent, over one step of a device; as long as `time` says."""
+        costs, mesh = self.costs, self.program.mesh
+        if "partitioned" not in self.stages:
+            return timeline_without_ops((one.sending_time(costs, mesh), one) for one in self.collectives)
+        starts = self.target.compiler.collectives.starts
+        return timeline_of(Timing(self.graph, self.op_times, self.collectives, mesh, costs, starts))
 
     @cached_property
     def padding(self) -> tuple[PaddedValue, ...]:

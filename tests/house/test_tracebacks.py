@@ -91,6 +91,7 @@ def test_an_error_of_a_public_function_shows_its_call_alone(door):
         lambda plan: plan.draw("nothing"),
         lambda plan: plan.save("/no/such/folder/x.json"),
         lambda plan: plan.to_html("/no/such/folder/x.html"),
+        lambda plan: plan.to_trace("/no/such/folder/x.json"),
         lambda plan: plan.to_python("/no/such/folder/x.py"),
         lambda plan: plan.assert_collectives(all_gather=99),
     ],

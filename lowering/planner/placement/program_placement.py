@@ -16,12 +16,13 @@ from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.lowering.ops.registry import is_forwarding, rejection
 from sdy_jax.lowering.planner.facts.loops import executions
+from sdy_jax.lowering.planner.op_times import WorkDone
 from sdy_jax.lowering.planner.placement.collectives import is_reduction, is_user_collective, user_collective
 from sdy_jax.lowering.planner.placement.op_placement import EdgePlacement, OperandSlot, OpPlacement
 from sdy_jax.lowering.planner.placement.op_reports import OpReports
 from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement
 from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, LayoutPlan, PlacedLayouts, PlacedProgram
-from sdy_jax.lowering.planner.problem.op_problem import Kind, Shardings, own_time
+from sdy_jax.lowering.planner.problem.op_problem import Kind, Shardings, own_time, own_traffic
 from sdy_jax.lowering.planner.report import PartitionReport
 from sdy_jax.lowering.planner.rewrites.loop_rewrites import narrowed, widen_stacks
 from sdy_jax.lowering.planner.rewrites.preparation import fold_settled, forget_shardings_inside, prepared
@@ -182,12 +183,19 @@ class ProgramPlacement:
                 continue
             if op.block not in times:
                 times[op.block] = executions(op).estimate
-            work += times[op.block] * self._own_time(decision.kind, decision.shardings)
+            time, traffic = self._own_work(decision.kind, decision.shardings)
+            if time:
+                self._report.work_of[number] = WorkDone(time, traffic, times[op.block])
+            work += times[op.block] * time
         return work
 
-    def _own_time(self, kind: Kind, shardings: Shardings) -> float:
+    def _own_work(self, kind: Kind, shardings: Shardings) -> tuple[float, float]:
+        """The time and the bytes of memory of one execution of such an op."""
         costs, mesh = self._setting.costs, self._mesh
-        return self._setting.memo.once(("own time", kind, shardings), lambda: own_time(kind, shardings, costs, mesh))
+        return self._setting.memo.once(
+            ("own work", kind, shardings),
+            lambda: (own_time(kind, shardings, costs, mesh), own_traffic(kind, shardings, mesh)),
+        )
 
     def _widen_stacks(self) -> None:
         """Rounds layers in their loops again where stacks lie there as before."""

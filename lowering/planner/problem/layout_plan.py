@@ -192,14 +192,18 @@ class PlacedProgram:
     @cached_property
     def remaining(self) -> dict[ir.Operation, int]:
         """The numbers of the ops of the graph that are in the module."""
-        numbers, found = {op: n for n, op in enumerate(self.graph.ops)}, dict[ir.Operation, int]()
+        return dict(self.remaining_ops)
+
+    @property
+    def remaining_ops(self) -> Iterator[tuple[ir.Operation, int]]:
+        """The ops of the graph that are in the module, as they are by now, with their numbers."""
+        numbers = {op: n for n, op in enumerate(self.graph.ops)}
         waiting = list(self.graph.functions.values())
         while waiting:
             op = waiting.pop()
             if op not in self.erased:
-                found[op.mlir] = numbers[op]
+                yield op.mlir, numbers[op]
                 waiting += [inner for block in op.blocks for inner in block.ops]
-        return found
 
 
 # What was chosen where a program was partitioned, from which it can be partitioned again without a search.

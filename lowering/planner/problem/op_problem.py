@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -204,8 +204,13 @@ def work_time(
         return costs.work_time(operations, traffic) + launch
     if not touched:
         return costs.flop * operations
+    return costs.work_time(operations, _traffic(kind, touched, elements)) + launch
+
+
+def _traffic(kind: Kind, touched: Iterable[Touched], elements: Iterable[int]) -> float:
+    """The bytes that an op reads and writes, of blocks of so many elements."""
     blocks = [itemsize * count for (_, itemsize), count in zip(kind.tensors, elements, strict=True)]
-    return costs.work_time(operations, sum([min(blocks[i], blocks[most]) for i, most in touched])) + launch
+    return sum([min(blocks[i], blocks[most]) for i, most in touched])
 
 
 def _as_written(
@@ -221,8 +226,13 @@ def work_time_in(
     kind: Kind, work: DeviceWork, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh
 ) -> float:
     """Likewise, of an op that has its tensors in these shardings."""
+    return work_time(kind, work, _elements(kind, shardings, mesh), costs)
+
+
+def _elements(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> Iterator[int]:
+    """Those of the blocks of an op that has its tensors in these shardings."""
     tensors = zip(kind.tensors, shardings, strict=True)
-    return work_time(kind, work, (math.prod(s.local_shape(shape, mesh)) for (shape, _), s in tensors), costs)
+    return (math.prod(s.local_shape(shape, mesh)) for (shape, _), s in tensors)
 
 
 def launch_time(kind: Kind, costs: CostModel) -> float:
@@ -236,6 +246,13 @@ def launch_time(kind: Kind, costs: CostModel) -> float:
 def own_time(kind: Kind, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh) -> float:
     """The time of one execution of an op that has its tensors in these shardings, but for what it sends."""
     return work_time_in(kind, work_done(kind, shardings, mesh), shardings, costs, mesh) + launch_time(kind, costs)
+
+
+def own_traffic(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
+    """The bytes that one execution of such an op reads from a device's memory and writes to it; 0 where these have no
+    price."""
+    traffic = work_done(kind, shardings, mesh).traffic
+    return _traffic(kind, kind.touched, _elements(kind, shardings, mesh)) if traffic is None else traffic
 
 
 # Kinds of ops: an op without the shardings around it. Equal ops are planned once.

@@ -24,7 +24,7 @@ from sdy_jax.ir.collectives import (
 )
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, sort_and_merge
-from sdy_jax.ir.operations import copied, replace_contents
+from sdy_jax.ir.operations import copied, pre_order, replace_contents
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives.movement import permutation_pairs
 from sdy_jax.lowering.ops.collectives.packing import stacks
@@ -419,9 +419,16 @@ _TRIED = (1, 1 / 4, 1 / 16)
 over the program; without the last ones nothing is combined where little memory is left."""
 
 
+class Combined(NamedTuple):
+    """A module with buckets: what a device holds, and the new numbers of the ops in pre-order."""
+
+    held: Peak
+    order: Sequence[int]
+
+
 def combine_collectives(
     placed: PlacedProgram, inserted: Inserted, setting: Setting, held: Callable[[], Peak]
-) -> Peak | None:
+) -> Combined | None:
     """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
 
     Args:
@@ -432,7 +439,7 @@ def combine_collectives(
         held: says what a device holds at most while it runs the module.
 
     Returns:
-        What a device holds with the buckets; None where there are none.
+        What became of the module; None where there are no buckets.
     """
     combining, target = setting.policy.combine, setting.target
     if not combining.kinds:
@@ -448,6 +455,7 @@ def combine_collectives(
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
         copy = Graph(copied(placed.module))
+        ops = pre_order(copy.module)
         size = BucketSize(setting.costs, combining, bucket * smaller)
         limit = max(min(peak + min(size.held, added), setting.limit), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
@@ -456,9 +464,10 @@ def combine_collectives(
             return None
         found = peak_of(Graph(copy.module), target)
         if found.total <= limit:
+            now = {op: number for number, op in enumerate(pre_order(copy.module))}
             replace_contents(placed.module, copy.module)
             placed.report.combine(buckets)
-            return found
+            return Combined(found, [now[op] for op in ops])
     return None
 
 

@@ -6,8 +6,8 @@ See docs/explanation/schedule.md#what-compilers-hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -18,7 +18,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.planner.facts.fusion import CriticalPath, takes_long
-from sdy_jax.lowering.planner.facts.loops import trips
+from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport
@@ -222,76 +222,159 @@ def hidden_by_work(placed: PlacedProgram, inserted: Inserted, setting: Setting) 
     """
     if setting.costs.unit != "seconds":
         return Hidden()
-    graph = placed.partitioned
-    schedule = _Schedule(graph, placed.report.written | dict(inserted), placed.mesh, setting)
-    took = schedule.of(graph.main.blocks[0])
-    return Hidden(took.hidden, took.saved)
+    graph, starts = placed.partitioned, setting.target.compiler.collectives.starts
+    records = placed.report.written | dict(inserted)
+    sendings = {op: Sending((op,), records[op.mlir]) for op in graph.ops if op.mlir in records}
+    ran = Schedule(graph, sendings, placed.mesh, setting.costs, starts).of(graph.main.blocks[0])
+    return Hidden(ran.hidden, ran.saved)
+
+
+class Sending(NamedTuple):
+    """What runs as one collective: its op, or those of a bucket's members, which follow each other in a block."""
+
+    ops: tuple[Op, ...]
+    record: CollectiveRecord
+
+
+class Wait(NamedTuple):
+    """So long nothing is computed, before an op of the block, as a collective is waited for."""
+
+    before: Op
+    sending: Sending
+    time: float
+
+
+class Beside(NamedTuple):
+    """So long a collective is sent while an op of the block computes."""
+
+    op: Op
+    sending: Sending
+    time: float
 
 
 @dataclass(slots=True)
-class _Took:
-    """The time of a block's work and waiting, the time of its collectives that is hidden, and what of it that saves."""
+class Ran:
+    """How a block runs once.
+
+    Attributes:
+        time: of its products and kernels, and of waiting.
+        hidden: the time of its collectives that is hidden.
+        saved: what of that counts.
+        waits, beside: what the two are made of, in the order in which they come; inside of `inner` blocks they have
+            their own.
+        inner: how the blocks of its ops run, and how often each time, by op.
+    """
 
     time: float = 0.0
     hidden: float = 0.0
     saved: float = 0.0
+    waits: list[Wait] = field(default_factory=list)
+    beside: list[Beside] = field(default_factory=list)
+    inner: dict[Op, list[tuple[float, Block, Ran]]] = field(default_factory=dict)
 
 
-class _Schedule:
-    def __init__(self, graph: Graph, inserted: Inserted, mesh: Mesh, setting: Setting):
-        self._inserted, self._mesh, self._costs = inserted, mesh, setting.costs
-        self._starts, self._work = setting.target.compiler.collectives.starts, WorkTimes(graph, setting.costs)
+class Schedule:
+    """Plays a partitioned program through.
 
-    def of(self, block: Block) -> _Took:
+    Args:
+        graph: the program.
+        sendings: its collectives by their ops, the members of a bucket with the same one.
+        mesh, costs: of the program.
+        starts: the kinds of collectives that are started before they are waited for.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        sendings: Mapping[Op, Sending],
+        mesh: Mesh,
+        costs: CostModel,
+        starts: Collection[str],
+    ):
+        self._sendings, self._mesh, self._costs, self._starts = sendings, mesh, costs, starts
+        self._work = WorkTimes(graph, costs)
+
+    def of(self, block: Block) -> Ran:
         """Runs a block once."""
-        took, links = _Took(), _Links()
-        places = {op: place for place, op in enumerate(block.ops)}
-        ready: dict[int, list[tuple[int, float, float]]] = {}
-        for op in block.ops:
-            if self._has_start(op):
-                maker = op.operands[0].defining_op
-                start = places[maker] + 1 if maker is not None and maker in places else 0
-                needed = _needed(op.results[0], block, places)
-                ready.setdefault(start, []).append((needed, self._sent(op), self._counted(op)))
+        ran, links = Ran(), _Links()
+        ready = self._ready(block)
         for place, op in enumerate(block.ops):
-            for sent in ready.get(place, ()):
-                links.add(*sent)
-            took.time += links.finish(place)
-            took.time += self._run(op, links, took)
-        return took
+            for on_its_way in ready.get(place, ()):
+                links.add(on_its_way)
+            for sending, time in links.finish(place):
+                self._wait(ran, op, sending, time)
+            self._run(op, links, ran)
+        return ran
 
-    def _run(self, op: Op, links: _Links, took: _Took) -> float:
-        """The time of an op, in which links send."""
-        if op.mlir in self._inserted:
-            return 0.0 if self._has_start(op) else self._sent(op)
+    def _ready(self, block: Block) -> dict[int, list[_OnItsWay]]:
+        """What is started in a block, by the places at which its operands are there."""
+        places = {op: place for place, op in enumerate(block.ops)}
+        ready: dict[int, list[_OnItsWay]] = {}
+        for members in self._started(block).values():
+            sending, makers = self._sendings[members[0]], [op.operands[0].defining_op for op in members]
+            start = max([places[maker] + 1 if maker is not None and maker in places else 0 for maker in makers])
+            needed = min([_needed(op.results[0], block, places) for op in members])
+            on_its_way = _OnItsWay(sending, needed, self._sent(sending), self._counted(sending))
+            ready.setdefault(start, []).append(on_its_way)
+        return ready
+
+    def _started(self, block: Block) -> dict[int, list[Op]]:
+        """The ops of the collectives that are started in a block, by identities of what runs as one."""
+        found: dict[int, list[Op]] = {}
+        for op in block.ops:
+            sending = self._sendings.get(op)
+            if sending is not None and self._has_start(sending):
+                found.setdefault(id(sending), []).append(op)
+        return found
+
+    def _run(self, op: Op, links: _Links, ran: Ran) -> None:
+        """Runs an op, while links send."""
+        sending = self._sendings.get(op)
+        if sending is not None:
+            if op is sending.ops[0] and not self._has_start(sending):
+                self._wait(ran, op, sending, self._sent(sending))
+            return
         time = self._work.of(op)
         for block in op.blocks:
-            times = trips(op) if op.name == "stablehlo.while" else 1
             inner = self.of(block)
-            time += times * inner.time
-            took.hidden += times * inner.hidden
-            took.saved += times * inner.saved
-        sent = links.send(time)
-        took.hidden += sent.time
-        took.saved += sent.saved
-        return time
+            if inner.time or inner.waits or inner.inner:
+                times = runs_each_time(block)
+                time += times * inner.time
+                ran.hidden += times * inner.hidden
+                ran.saved += times * inner.saved
+                ran.inner.setdefault(op, []).append((times, block, inner))
+        ran.time += time
+        for on_its_way, sent in links.send(time):
+            ran.hidden += sent
+            ran.saved += sent * (1 - on_its_way.counted)
+            ran.beside.append(Beside(op, on_its_way.sending, sent))
 
-    def _has_start(self, op: Op) -> bool:
-        record = self._inserted.get(op.mlir)
-        return record is not None and record.kind in self._starts
+    def _wait(self, ran: Ran, op: Op, sending: Sending, time: float) -> None:
+        if time:
+            ran.time += time
+            ran.waits.append(Wait(op, sending, time))
 
-    def _sent(self, op: Op) -> float:
-        return self._inserted[op.mlir].sending_time(self._costs, self._mesh)
+    def _has_start(self, sending: Sending) -> bool:
+        return sending.record.kind in self._starts
 
-    def _counted(self, op: Op) -> float:
-        return counted_share(self._inserted[op.mlir], self._costs, self._mesh)
+    def _sent(self, sending: Sending) -> float:
+        return sending.record.sending_time(self._costs, self._mesh)
+
+    def _counted(self, sending: Sending) -> float:
+        return counted_share(sending.record, self._costs, self._mesh)
+
+
+def runs_each_time(block: Block) -> float:
+    """How often a block runs each time that its op does, by estimate."""
+    return executions(block.ops[0]).estimate / executions(block.parent).estimate
 
 
 @dataclass(slots=True)
-class _Sent:
+class _OnItsWay:
     """A collective on its way: the place where it is needed, the time that is left, and the share of it that counts
     though it is hidden."""
 
+    sending: Sending
     needed: int
     left: float
     counted: float
@@ -301,27 +384,28 @@ class _Links:
     """What is on its way, in the order in which it is needed."""
 
     def __init__(self) -> None:
-        self._sent: list[_Sent] = []
+        self._sent: list[_OnItsWay] = []
 
-    def add(self, needed: int, time: float, counted: float) -> None:
-        self._sent.append(_Sent(needed, time, counted))
+    def add(self, on_its_way: _OnItsWay) -> None:
+        self._sent.append(on_its_way)
         self._sent.sort(key=lambda each: each.needed)
 
-    def send(self, time: float) -> Hidden:
-        """Sends for some time, what is needed first before others; how long there was something to send."""
-        left, saved = time, 0.0
+    def send(self, time: float) -> list[tuple[_OnItsWay, float]]:
+        """Sends for some time, what is needed first before others; for how long each."""
+        found = []
         for each in self._sent:
-            done = min(each.left, left)
-            each.left -= done
-            left -= done
-            saved += done * (1 - each.counted)
-        return Hidden(time - left, saved)
+            done = min(each.left, time)
+            if done:
+                each.left -= done
+                time -= done
+                found.append((each, done))
+        return found
 
-    def finish(self, place: int) -> float:
-        """The time until all is there that is needed at a place."""
-        due = [each.left for each in self._sent if each.needed <= place]
+    def finish(self, place: int) -> list[tuple[Sending, float]]:
+        """What is needed at a place, and the time until it is there."""
+        due = [each for each in self._sent if each.needed <= place]
         self._sent = self._sent[len(due) :]
-        return math.fsum(due)
+        return [(each.sending, each.left) for each in due]
 
 
 def _needed(value: Value, block: Block, places: Mapping[Op, int]) -> int:

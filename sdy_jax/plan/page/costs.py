@@ -14,6 +14,7 @@ from sdy_jax.plan.page.text import Section
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedTime
+from sdy_jax.plan.record.timeline import RecordedRoofline
 
 # The section on collectives: equal ones folded, those that send most first.
 
@@ -239,9 +240,26 @@ def device_section(record: PlanRecord) -> Section:
         rows.append(("computes", flops_text(record.flops) + repeated))
     if record.time.unit == "seconds":
         rows.append(("takes", _takes(record.time, record.known)))
+    if record.roofline is not None:
+        rows.append(("uses", _uses(record.roofline)))
     if record.time.origin:
         rows.append((f"costs in {record.time.unit}: {record.time.origin}",))
     return Section("each device", rows, weight=_WEIGHT)
+
+
+def _uses(roofline: RecordedRoofline) -> str:
+    """The shares of peaks, and which resource would take longest alone: `5% of peak compute (MFU), 12% of memory
+    bandwidth, links 33% data, 11% model; bound by data`."""
+    said, links = [], []
+    for each in roofline.resources:
+        if each.name == "compute":
+            said.append(f"{roofline.mfu:.0%} of peak compute (MFU)")
+        elif each.name == "memory":
+            said.append(f"{roofline.share(each):.0%} of memory bandwidth")
+        else:
+            links.append(f"{roofline.share(each):.0%} {each.name.replace(', ', '+')}")
+    bound = f"; bound by {roofline.bound.name.replace(', ', '+')}" if roofline.bound is not None else ""
+    return ", ".join([*said, *([f"links {', '.join(links)}"] if links else [])]) + bound
 
 
 def verdict_section(record: PlanRecord) -> Section:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from importlib.resources import files
+from itertools import accumulate
 from typing import Any
 
 from sdy_jax.base.errors import SdyError, with_article
@@ -31,6 +32,7 @@ from sdy_jax.plan.record.program import (
 )
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedRecomputed
+from sdy_jax.plan.record.timeline import RecordedRoofline, RecordedTimeline
 
 # A recorded plan as a page reads it: columns of numbers, and each string, line and layout once.
 
@@ -93,6 +95,8 @@ class _Columns:
             "pipelines": list(map(_pipeline, record.pipelines)),
             "tried": [[t.microbatches, t.lines, t.time, t.peak, t.fits, t.chosen] for t in record.tried],
             "layouts": [record.layouts.sent, record.layouts.baseline_sent] if record.layouts is not None else None,
+            "timeline": self._timeline(record.timeline) if time.unit == "seconds" else None,
+            "roofline": _roofline(record.roofline) if record.roofline is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
         # The tables come last: what is above fills them.
@@ -157,6 +161,7 @@ class _Columns:
             "results": memory.results,
             "temporaries": memory.temporaries,
             "shared": memory.shared,
+            "available": memory.available,
             # What an op takes and what it makes are not all there at one moment of it.
             "timeline": [min(size, memory.temporaries) for size in memory.timeline],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
@@ -164,6 +169,22 @@ class _Columns:
 
     def _buffer(self, buffer: RecordedBuffer) -> list[Any]:
         return [self._names(buffer.value), buffer.bytes, buffer.first, buffer.last]
+
+    def _timeline(self, timeline: RecordedTimeline) -> dict[str, Any]:
+        """The slices by columns; a bucket is its first member."""
+        counts = [len(each.single) for each in self._record.collectives]
+        first = [0, *accumulate(counts)]
+        slices = timeline.slices
+        return {
+            "lanes": [lane.name for lane in timeline.lanes],
+            "loops": [[loop.op, loop.start, loop.duration, loop.trips] for loop in timeline.loops],
+            "starts": timeline.starts,
+            "slices": {
+                **{name: [getattr(each, name) for each in slices] for name in _OF_SLICES},
+                "op": _or_none(each.op for each in slices),
+                "collective": [-1 if each.collective is None else first[each.collective] for each in slices],
+            },
+        }
 
     # What the user says.
 
@@ -201,6 +222,15 @@ def _or_none(numbers: Iterable[int | None]) -> list[int]:
 
 def _note(note: RecordedNote) -> list[str]:
     return [note.op, note.line, note.message, note.scope]
+
+
+_OF_SLICES = ("lane", "start", "duration", "times", "hidden", "phase")
+
+
+def _roofline(found: RecordedRoofline) -> dict[str, Any]:
+    """What is used of each resource, and its peak."""
+    resources = [[each.name, each.amount, each.peak] for each in found.resources]
+    return {"resources": resources, "seconds": found.seconds, "mfu": found.mfu}
 
 
 _OF_PIPELINES = (
@@ -266,6 +296,7 @@ _SCRIPTS = (
     "details",
     "memory",
     "pipelines",
+    "time",
     "compare",
     "search",
     "headline",
@@ -273,7 +304,7 @@ _SCRIPTS = (
 )
 """The scripts in the order in which they run; each uses those before it, as one module."""
 
-_STYLES = ("page.css", "pipelines.css")
+_STYLES = ("page.css", "pipelines.css", "time.css")
 
 
 def write_page(record: PlanRecord, path: str | os.PathLike[str], against: PlanRecord | None = None) -> None:

@@ -18,6 +18,7 @@ from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.recorded_plan import RecordedPlan
+from sdy_jax.plan.record.timeline import NO_TIMELINE
 
 # Demands on the number of collectives.
 
@@ -90,6 +91,8 @@ def line_of(one: RecordedCollective) -> str:
 PAGE_OF: Extension[Callable[[PlanRecord], str]] = Extension("page_of")
 WRITE_PAGE: Extension[Callable[[PlanRecord, str | os.PathLike[str], PlanRecord | None], None]] = Extension("write_page")
 
+WRITE_TRACE: Extension[Callable[[PlanRecord, str | os.PathLike[str]], None]] = Extension("write_trace")
+
 
 @dataclass(frozen=True)
 class PlanRecord(RecordedPlan):
@@ -116,6 +119,8 @@ class PlanRecord(RecordedPlan):
         recomputed: what is computed again for the sake of memory, if anything is.
         blocked: what is computed part by part for the sake of memory.
         pipelines: the runs of `sdy.pipeline` in it.
+        timeline: when ops compute and collectives are sent, over one step.
+        roofline: what of a device's peaks that uses; None where the cost model knows no time.
         tried: the numbers of microbatches of which the planner took one, with what plans with them take.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
         choices: all that was searched for, from which `partition(plan=)` makes the plan again; in files, and where they
@@ -155,6 +160,14 @@ class PlanRecord(RecordedPlan):
         """
         WRITE_PAGE.function(self, path, against)
 
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes one step as a trace for Perfetto, as `Plan.to_trace` does.
+
+        Raises:
+            SdyError: the plan's costs are no times, or the file cannot be written.
+        """
+        WRITE_TRACE.function(self, path)
+
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"
 
@@ -168,7 +181,7 @@ def reviewed(record: PlanRecord) -> PlanRecord:
     if memory is not None:
         memory = replace(memory, timeline=(), buffers=(), largest=())
     collectives = tuple(map(_alone, record.collectives))
-    return replace(record, ops=(), values=(), memory=memory, collectives=collectives)
+    return replace(record, ops=(), values=(), memory=memory, collectives=collectives, timeline=NO_TIMELINE)
 
 
 def _alone(collective: RecordedCollective) -> RecordedCollective:

@@ -23,6 +23,7 @@ from sdy_jax.plan.record.program import (
     RecordedTried,
     RecordedValue,
 )
+from sdy_jax.plan.record.timeline import NO_TIMELINE, RecordedRoofline, RecordedTimeline
 
 # The choices of a recorded plan: all that was searched for, from which the program is partitioned again: see
 # `record.py`.
@@ -464,6 +465,8 @@ class RecordedPlan(Printed):
     blocked: tuple[RecordedInParts, ...] = ()
     pipelines: tuple[RecordedPipeline, ...] = ()
     tried: tuple[RecordedTried, ...] = ()
+    timeline: RecordedTimeline = NO_TIMELINE
+    roofline: RecordedRoofline | None = None
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)
 

@@ -63,6 +63,7 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedRecomputed,
     RecordedTime,
 )
+from sdy_jax.plan.record.recorded_time import roofline_record, timeline_record
 from sdy_jax.plan.stages import input_names
 from sdy_jax.shardy.propagation.explanations import Write, has_axis
 from sdy_jax.shardy.propagation.worklist import NO_VALUE, FunctionResult, ValueIds
@@ -162,7 +163,7 @@ def record_of(plan: Answers) -> PlanRecord:
     arguments = border.arguments()
     records = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
     collectives = tuple(records.of(plan.collectives, plan.totals.counted))
-    planned = plan.planned_with
+    planned, timeline = plan.planned_with, timeline_record(plan, ops)
     return PlanRecord(
         name=plan.name,
         headline=plan.headline,
@@ -195,6 +196,8 @@ def record_of(plan: Answers) -> PlanRecord:
         blocked=tuple(map(_in_parts, plan.blocked)),
         pipelines=tuple(PipelineRecords(plan, places, ops, collectives).all()) if ops is not None else (),
         tried=tuple(tried(plan.decided)),
+        timeline=timeline,
+        roofline=roofline_record(plan, timeline),
     )
 
 

@@ -5,6 +5,7 @@ const TABS = {
   graph: ["Graph", showGraph],
   source: ["Source", showSource],
   collectives: ["Collectives", showCollectives],
+  time: ["Time", showTime],
   pipelines: ["Pipelines", showPipelines],
   border: ["Arguments", showBorder],
   changes: ["Planner’s changes", showChanges],
@@ -72,7 +73,7 @@ const step = (by) => goTo(app.moment + by, true);
 // Views.
 
 function showTabs() {
-  const shown = { compare: app.plans.length > 1, pipelines: app.plan.data.pipelines.length };
+  const shown = { compare: app.plans.length > 1, pipelines: app.plan.data.pipelines.length, time: Boolean(app.plan.data.timeline) };
   const names = Object.keys(TABS).filter((name) => shown[name] ?? true);
   const tabs = names.map((name) =>
     el("button", { role: "tab", id: `tab-${name}`, "aria-controls": "view", "aria-selected": app.tab === name, tabindex: app.tab === name ? 0 : -1, onclick: () => openTab(name) }, TABS[name][0]),
@@ -152,6 +153,7 @@ function startTheme() {
     button.textContent = { auto: "◐", light: "☀", dark: "☾" }[theme];
     button.title = `Theme: ${theme}`;
     button.setAttribute("aria-label", `Theme: ${theme}`);
+    emit("theme");
   };
   button.onclick = () => use(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
   use("auto");

@@ -1,0 +1,480 @@
+// One step over time: scopes above compute, links below it, and memory on the same axis, drawn on a canvas.
+
+/** Heights of a row, between groups of rows, of memory and of the axis; room for names; in pixels. */
+const TIMING = { row: 17, gap: 7, memory: 96, axis: 20, names: 118, least: 0.5, label: 26 };
+/** The most that a view shows of a step: its ten millionth part. Chosen: below, doubles are no times any more. */
+const MOST_ZOOM = 1e7;
+/** Scopes are folded below so many rows. Chosen: more leave no room for lanes. */
+const MOST_DEPTH = 7;
+const SLICE = ["lane", "start", "duration", "times", "op", "collective", "hidden", "phase"];
+
+/** A step as rows of boxes, each box with its start and end: what is drawn, without a canvas. */
+class Timing {
+  constructor(plan) {
+    const { timeline } = plan.data;
+    this.plan = plan;
+    this.lanes = timeline.lanes;
+    this.trips = new Map(timeline.loops.map(([op, , , trips]) => [op, trips]));
+    this.slices = timeline.slices.lane.map((_, n) => Object.fromEntries(SLICE.map((name) => [name, timeline.slices[name][n]])));
+    for (const each of this.slices) each.end = each.start + each.duration;
+    this.critical = this.slices.filter((each) => !each.hidden);
+    this.total = this.critical.length ? this.critical.at(-1).end : 0;
+    this.rows = [...this._scopes(), ...this._links()];
+  }
+
+  /** What a slice is of: an op, or a collective, whose members are told by their number. */
+  collectiveOf(slice) {
+    return slice.collective < 0 ? null : this.plan.collectives[slice.collective];
+  }
+
+  title(slice) {
+    const sent = this.collectiveOf(slice);
+    if (sent) return `${sent.kind}${sent.axes ? ` over ${sent.axes}` : ""}`;
+    return this.plan.place(slice.op).primitive || this.plan.shortKind(slice.op);
+  }
+
+  /** The phase, the scopes and the loops around a slice, outer ones first. */
+  pathOf(slice) {
+    const path = slice.phase ? [{ label: slice.phase, key: slice.phase, kind: slice.phase }] : [];
+    if (slice.op < 0) return path;
+    const ops = [];
+    for (let op = slice.op; op >= 0; op = this.plan.data.ops.parent[op]) ops.unshift(op);
+    let known = [];
+    for (const op of ops) {
+      const scopes = this.plan.place(op).scope.split("/").filter(Boolean);
+      const shared = sharedLength(known, scopes);
+      path.push(...scopes.slice(shared).map((label) => ({ label, key: label, kind: "scope" })));
+      if (shared === known.length) known = scopes;
+      if (this.trips.has(op)) path.push({ label: `${this.plan.shortKind(op)}${this.trips.get(op) > 1 ? ` × ${this.trips.get(op)}` : ""}`, key: `loop ${op}`, kind: "loop", trips: this.trips.get(op) });
+    }
+    return path;
+  }
+
+  /** A row per depth of scopes, and one of what is computed or waited for. */
+  _scopes() {
+    const rows = [];
+    const work = { name: "compute", boxes: [], starts: true };
+    let opened = [];
+    const close = (kept, at) => {
+      for (const scope of opened.slice(kept)) scope.end = at;
+      opened = opened.slice(0, kept);
+    };
+    for (const slice of this.critical) {
+      const path = this.pathOf(slice).slice(0, MOST_DEPTH);
+      const kept = sharedLength(opened.map((scope) => scope.key), path.map((scope) => scope.key));
+      close(kept, slice.start);
+      for (const scope of path.slice(kept)) {
+        const box = { ...scope, start: slice.start, end: slice.end };
+        (rows[opened.length] ??= { name: "", boxes: [] }).boxes.push(box);
+        opened.push(box);
+      }
+      const kind = slice.collective >= 0 ? "exposed" : "compute";
+      const label = slice.collective >= 0 ? `wait: ${this.title(slice)}` : this.title(slice);
+      work.boxes.push({ start: slice.start, end: slice.end, label, kind, slice });
+    }
+    close(0, this.total);
+    if (rows.length) rows[0].name = rows[0].boxes[0].kind === "scope" ? "scopes" : "phases";
+    return [...rows, work];
+  }
+
+  /** The links of each set of axes, on as many rows as overlap. */
+  _links() {
+    const found = [];
+    this.lanes.slice(1).forEach((name, index) => {
+      const rows = [];
+      for (const slice of this.slices.filter((each) => each.lane === index + 1)) {
+        let row = rows.find((each) => each.end <= slice.start + 1e-9 * slice.end);
+        if (!row) rows.push((row = { name: rows.length ? "" : `links: ${name}`, boxes: [], end: 0, starts: !rows.length }));
+        row.end = slice.end;
+        row.boxes.push({ start: slice.start, end: slice.end, label: this.title(slice), kind: slice.hidden ? "hidden" : "exposed", slice });
+      }
+      found.push(...rows);
+    });
+    return found;
+  }
+
+  /** What is held from each moment on, `[time, bytes]`: of ops that begin at once what is most. */
+  memory() {
+    const { memory, timeline } = this.plan.data;
+    if (!memory || !memory.timeline.length) return [];
+    const points = [];
+    memory.timeline.forEach((size, op) => {
+      const at = timeline.starts[op];
+      if (points.length && points.at(-1)[0] === at) points.at(-1)[1] = Math.max(points.at(-1)[1], size);
+      else points.push([at, size]);
+    });
+    return points;
+  }
+
+  /** What is waited for longest: the exposed time of collectives by what they are and the line. */
+  waits() {
+    const found = new Map();
+    for (const slice of this.critical) {
+      const sent = this.collectiveOf(slice);
+      if (!sent) continue;
+      const key = `${this.title(slice)} ${this.plan.placeOf(sent.place).line}`;
+      const known = found.get(key) ?? { title: this.title(slice), sent, time: 0 };
+      known.time += slice.duration;
+      found.set(key, known);
+    }
+    return [...found.values()].sort((a, b) => b.time - a.time);
+  }
+
+  /** The last box of a row that starts no later, if it has not ended by then. */
+  static at(boxes, time) {
+    let [low, high] = [0, boxes.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (boxes[middle].start <= time) low = middle + 1;
+      else high = middle;
+    }
+    const box = boxes[low - 1];
+    return box && time < box.end ? box : null;
+  }
+}
+
+function sharedLength(some, others) {
+  let count = 0;
+  while (count < some.length && count < others.length && some[count] === others[count]) count += 1;
+  return count;
+}
+
+/** Round times between two, so that some hundred pixels are between ticks. */
+function timeTicks(from, to, width) {
+  const rough = (to - from) / Math.max(1, width / 110);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((each) => each * power >= rough);
+  const ticks = [];
+  for (let at = Math.ceil(from / step) * step; at <= to && ticks.length < 100; at += step) ticks.push(at);
+  return ticks;
+}
+
+// The view.
+
+let timeView = null;
+
+function showTime(view) {
+  const timing = (app.plan.timing ??= new Timing(app.plan));
+  if (!timing.total) return view.replaceChildren(el("p", { class: "quiet empty" }, "Nothing of this program takes time."));
+  timeView = new TimeView(timing);
+  view.replaceChildren(timeView.bar(), el("div", { class: "pages time-page" }, timeView.box, timeView.below()));
+  new ResizeObserver(() => timeView.draw()).observe(timeView.box);
+  return timeView.draw();
+}
+
+function rooflineText(roofline) {
+  if (!roofline) return "";
+  const { resources, seconds, mfu } = roofline;
+  const longest = resources.reduce((best, each) => (each[1] / each[2] > best[1] / best[2] ? each : best));
+  const name = ([resource]) => ({ compute: "compute (MFU " + percent(mfu, 1) + ")", memory: "memory" })[resource] ?? `links over ${resource}`;
+  return `of its peak: ${resources.map((each) => `${percent(each[1] / each[2], seconds)} ${name(each)}`).join(", ")}; bound by ${longest[0]}`;
+}
+
+class TimeView {
+  constructor(timing) {
+    this.timing = timing;
+    [this.from, this.to] = [0, timing.total];
+    this.points = timing.memory();
+    this.tip = el("div", { class: "time-tip", role: "status", hidden: true });
+    this.canvas = el("canvas", {
+      tabindex: "0",
+      role: "img",
+      "aria-label": `One step over time: ${this.summary()}. Arrow keys move, plus and minus zoom, 0 shows all`,
+      onpointermove: (event) => this._move(event),
+      onpointerdown: (event) => (this.held = event.offsetX),
+      onpointerup: () => (this.held = null),
+      onpointerleave: () => {
+        this.held = null;
+        this._point(null);
+      },
+      onclick: (event) => this._click(event),
+      ondblclick: (event) => this._enter(event),
+      onkeydown: (event) => this._key(event),
+    });
+    this.canvas.addEventListener("wheel", (event) => this._wheel(event), { passive: false });
+    this.box = el("div", { class: "time-box" }, this.canvas, this.tip);
+  }
+
+  /** Compute, what is waited for and what is hidden, in words. */
+  summary() {
+    const { unit, data } = this.timing.plan;
+    const [compute, communication, hidden] = data.time;
+    return `${timeText(this.timing.total, unit)}: ${timeText(compute, unit)} compute, ${timeText(communication - hidden, unit)} waiting for collectives, ${timeText(hidden, unit)} hidden`;
+  }
+
+  bar() {
+    const swatch = (kind, name) => el("span", { class: "swatch" }, el("i", { class: kind }), name);
+    const button = (label, text, by) => el("button", { title: label, "aria-label": label, onclick: by }, text);
+    return el(
+      "div",
+      { class: "view-bar" },
+      el("span", { class: "quiet", title: this.summary() }, this.summary()),
+      el("span", { class: "push" }),
+      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"]].map((each) => swatch(...each)),
+      button("Zoom in (+)", "+", () => this._zoom(0.5)),
+      button("Zoom out (-)", "−", () => this._zoom(2)),
+      button("Whole step (0)", "all", () => this._show(0, this.timing.total)),
+    );
+  }
+
+  /** What is waited for longest, and the roofline. */
+  below() {
+    const { plan, total } = this.timing;
+    const rows = this.timing.waits().slice(0, 5).map(({ title, sent, time }) =>
+      el("li", {}, el("button", { class: "link", onclick: () => selectCollective(sent) }, `${title} at ${fileLine(plan.placeOf(sent.place).line)}`), el("span", {}, ` ${timeText(time, plan.unit)}, ${percent(time, total)}`)),
+    );
+    const roofline = rooflineText(plan.data.roofline);
+    return el("div", { class: "time-below" }, roofline ? el("p", {}, roofline) : null, rows.length ? [el("p", { class: "quiet" }, "Waited for longest:"), el("ol", {}, rows)] : null);
+  }
+
+  // Drawing.
+
+  /** The rows with their places, and where memory begins. */
+  _layout() {
+    let top = TIMING.axis;
+    const rows = this.timing.rows.map((row) => {
+      if (row.starts) top += TIMING.gap;
+      const placed = { row, top };
+      top += TIMING.row;
+      return placed;
+    });
+    return { rows, memory: top + TIMING.gap, height: top + TIMING.gap + (this.points.length ? TIMING.memory + TIMING.gap : 0) };
+  }
+
+  draw() {
+    const width = this.box.clientWidth;
+    if (!width || this.asked) return;
+    this.asked = requestAnimationFrame(() => {
+      this.asked = 0;
+      this._draw(width);
+    });
+  }
+
+  _draw(width) {
+    const { rows, memory, height } = this._layout();
+    const dense = window.devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: width * dense, height: height * dense });
+    this.canvas.style.cssText = `width:${width}px;height:${height}px`;
+    const pen = this.canvas.getContext("2d");
+    const style = getComputedStyle(this.canvas);
+    const colour = (name) => style.getPropertyValue(`--${name}`);
+    this.width = width;
+    pen.scale(dense, dense);
+    pen.font = "11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    this._axis(pen, colour, height);
+    for (const { row, top } of rows) this._row(pen, colour, row, top);
+    if (this.points.length) this._memory(pen, colour, memory);
+    this._outline(pen, colour);
+  }
+
+  _x(time) {
+    return TIMING.names + ((time - this.from) / (this.to - this.from)) * (this.width - TIMING.names);
+  }
+
+  _time(x) {
+    return this.from + ((x - TIMING.names) / (this.width - TIMING.names)) * (this.to - this.from);
+  }
+
+  _axis(pen, colour, height) {
+    for (const at of timeTicks(this.from, this.to, this.width - TIMING.names)) {
+      pen.globalAlpha = 0.13;
+      pen.fillStyle = colour("text");
+      pen.fillRect(this._x(at), TIMING.axis - 3, 1, height);
+      pen.globalAlpha = 1;
+      pen.fillStyle = colour("quiet");
+      pen.textAlign = "center";
+      pen.fillText(at ? timeText(at, this.timing.plan.unit) : "0", this._x(at), TIMING.axis / 2);
+    }
+  }
+
+  /** The boxes of a row that are seen; of those that end in one pixel the first, so that a frame takes as long as the
+   * view is wide, however many boxes there are. */
+  _row(pen, colour, row, top) {
+    pen.fillStyle = colour("quiet");
+    pen.textAlign = "left";
+    pen.fillText(row.name, 8, top + TIMING.row / 2, TIMING.names - 14);
+    let n = firstEnding(row.boxes, this.from);
+    while (n < row.boxes.length && row.boxes[n].start < this.to) {
+      const box = row.boxes[n];
+      const [left, right] = [Math.max(TIMING.names, this._x(box.start)), Math.min(this.width, this._x(box.end))];
+      n = right - left < TIMING.least ? Math.max(n + 1, firstEnding(row.boxes, this._time(Math.floor(right) + 1))) : n + 1;
+      const wide = Math.max(TIMING.least, right - left - (right - left > 3 ? 1 : 0));
+      pen.fillStyle = colour(`time-${box.kind}`);
+      pen.fillRect(left, top, wide, TIMING.row - 1.5);
+      if (wide > TIMING.label) this._label(pen, colour, box, left, wide, top);
+    }
+  }
+
+  _label(pen, colour, box, left, wide, top) {
+    pen.fillStyle = colour(box.kind === "hidden" || box.kind === "scope" || box.kind === "loop" ? "text" : "on-time");
+    const room = Math.floor((wide - 8) / 6.2);
+    const text = box.label.length > room ? `${box.label.slice(0, Math.max(0, room - 1))}…` : box.label;
+    if (room > 1) pen.fillText(text, left + 4, top + TIMING.row / 2);
+  }
+
+  /** What is held, over arguments and results, with the limit as a line. */
+  _memory(pen, colour, top) {
+    const { memory } = this.timing.plan.data;
+    const always = memory.arguments + memory.results - memory.shared;
+    const peak = always + memory.temporaries;
+    const shown = memory.available && memory.available < 1.5 * peak ? Math.max(peak, memory.available) : peak;
+    const y = (size) => top + TIMING.memory - (size / (1.06 * shown)) * (TIMING.memory - 14);
+    const left = TIMING.names;
+    pen.fillStyle = colour("quiet");
+    pen.textAlign = "left";
+    pen.fillText("memory", 8, top + 22);
+    pen.fillText(`peak ${bytesText(peak)}`, 8, top + 36, left - 14);
+    if (memory.available) pen.fillText(`of ${bytesText(memory.available)}`, 8, top + 50, left - 14);
+    pen.fillStyle = colour("temporaries");
+    pen.beginPath();
+    pen.moveTo(left, y(always));
+    let held = 0;
+    for (const [at, size] of this.points) {
+      const x = Math.min(this.width, Math.max(left, this._x(at)));
+      pen.lineTo(x, y(always + held));
+      pen.lineTo(x, y(always + size));
+      held = size;
+      if (at > this.to) break;
+    }
+    pen.lineTo(this.width, y(always + held));
+    pen.lineTo(this.width, y(always));
+    pen.fill();
+    pen.fillStyle = colour("results");
+    pen.fillRect(left, y(always), this.width - left, y(memory.arguments) - y(always));
+    pen.fillStyle = colour("arguments");
+    pen.fillRect(left, y(memory.arguments), this.width - left, y(0) - y(memory.arguments));
+    if (memory.available && memory.available <= shown) {
+      pen.fillStyle = colour("more");
+      pen.fillRect(left, y(memory.available), this.width - left, 1.5);
+      pen.textAlign = "right";
+      pen.fillText("limit", this.width - 4, y(memory.available) - 7);
+    }
+  }
+
+  _outline(pen, colour) {
+    if (!this.over) return;
+    const { box, top } = this.over;
+    const [left, right] = [Math.max(TIMING.names, this._x(box.start)), Math.min(this.width, this._x(box.end))];
+    pen.strokeStyle = colour("text");
+    pen.lineWidth = 1.5;
+    pen.strokeRect(left, top, Math.max(1, right - left - 1), TIMING.row - 1.5);
+  }
+
+  // Pointing, zooming.
+
+  _show(from, to) {
+    const { total } = this.timing;
+    const span = Math.min(total, Math.max(total / MOST_ZOOM, to - from));
+    this.from = Math.max(0, Math.min(total - span, from));
+    this.to = this.from + span;
+    this.draw();
+  }
+
+  _zoom(factor, at = (this.from + this.to) / 2) {
+    this._show(at - (at - this.from) * factor, at + (this.to - at) * factor);
+  }
+
+  _wheel(event) {
+    if (!event.ctrlKey && !event.metaKey && Math.abs(event.deltaX) < Math.abs(event.deltaY) && !event.altKey && !event.shiftKey) {
+      this._zoom(1.0015 ** event.deltaY, this._time(event.offsetX));
+    } else {
+      const by = ((event.deltaX || event.deltaY) * (this.to - this.from)) / (this.width - TIMING.names);
+      this._show(this.from + by, this.to + by);
+    }
+    event.preventDefault();
+  }
+
+  _key(event) {
+    const span = this.to - this.from;
+    const doing = {
+      ArrowLeft: () => this._show(this.from - span / 8, this.to - span / 8),
+      ArrowRight: () => this._show(this.from + span / 8, this.to + span / 8),
+      "+": () => this._zoom(0.5),
+      "=": () => this._zoom(0.5),
+      "-": () => this._zoom(2),
+      0: () => this._show(0, this.timing.total),
+      Home: () => this._show(0, span),
+      End: () => this._show(this.timing.total - span, this.timing.total),
+    }[event.key];
+    if (!doing) return;
+    doing();
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  _boxAt(event) {
+    const placed = this._layout().rows.find(({ top }) => top <= event.offsetY && event.offsetY < top + TIMING.row);
+    const box = placed && event.offsetX >= TIMING.names ? Timing.at(placed.row.boxes, this._time(event.offsetX)) : null;
+    return box ? { box, top: placed.top } : null;
+  }
+
+  _move(event) {
+    if (this.held !== null && this.held !== undefined && event.buttons) {
+      const by = ((this.held - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
+      this.dragged = this.dragged || Math.abs(event.offsetX - this.held) > 3;
+      this.held = event.offsetX;
+      this._show(this.from + by, this.to + by);
+      return;
+    }
+    this._point(this._boxAt(event), event);
+  }
+
+  _point(over, event) {
+    this.over = over;
+    this.tip.hidden = !over;
+    if (over) {
+      this.tip.replaceChildren(...this._said(over.box));
+      const left = Math.min(event.offsetX + 14, this.width - 330);
+      this.tip.style.cssText = `left:${Math.max(4, left)}px;top:${over.top + TIMING.row + 6}px`;
+    }
+    this.draw();
+  }
+
+  /** What is said of a box: how long, how often, and of which op or collective. */
+  _said({ label, start, end, slice, trips, kind }) {
+    const { plan, total } = this.timing;
+    const said = [["takes", `${timeText(end - start, plan.unit)}, ${percent(end - start, total)} of the step`]];
+    if (trips > 1) said.push(["drawn as", `one trip, as wide as all ${trips}`]);
+    if (slice) {
+      const sent = this.timing.collectiveOf(slice);
+      if (slice.times > 1) said.push(["runs", `${countText(slice.times)} times, ${timeText(slice.duration / slice.times, plan.unit)} each`]);
+      if (slice.op >= 0 && !sent && plan.data.ops.flops[slice.op]) said.push(["computes", `${flopsText(plan.data.ops.flops[slice.op])} each time`]);
+      if (sent) said.push(["sends", `${bytesText(sent.bytes)} each time`], ["for", sent.cause], ["is", kind === "hidden" ? "hidden beside work" : "waited for"]);
+      const place = sent ? plan.placeOf(sent.place) : slice.op >= 0 ? plan.place(slice.op) : null;
+      if (place) said.push(["scope", place.scope], ["line", `${fileLine(place.line)} ${place.text}`]);
+    }
+    return [el("b", {}, label), facts(said)];
+  }
+
+  /** A click selects what a box is of; in a dragged view it does not. */
+  _click(event) {
+    const dragged = this.dragged;
+    this.dragged = false;
+    const over = dragged ? null : this._boxAt(event);
+    const { slice } = over?.box ?? {};
+    if (!slice) return;
+    const sent = this.timing.collectiveOf(slice);
+    if (sent) selectCollective(sent);
+    else if (slice.op >= 0) selectOp(slice.op);
+  }
+
+  /** A double click fills the view with a box. */
+  _enter(event) {
+    const over = this._boxAt(event);
+    if (over) this._show(over.box.start, over.box.end);
+  }
+}
+
+/** The first of some boxes, in the order of time, that ends after a moment. */
+function firstEnding(boxes, time) {
+  let [low, high] = [0, boxes.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (boxes[middle].end <= time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+on("theme", () => timeView?.draw());

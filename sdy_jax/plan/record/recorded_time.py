@@ -1,0 +1,144 @@
+"""The timeline and the roofline of a plan as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from sdy_jax.ir.graph import Block, Op
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.lowering.planner.report import CollectiveRecord
+from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
+from sdy_jax.lowering.targets.axis_rates import cut
+from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.plan.estimates import flops
+from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.recorded_ops import OpRecords
+from sdy_jax.plan.record.timeline import (
+    RecordedLane,
+    RecordedLoop,
+    RecordedResource,
+    RecordedRoofline,
+    RecordedSlice,
+    RecordedTimeline,
+)
+
+# The timeline.
+
+COMPUTE = RecordedLane("compute")
+
+
+def timeline_record(plan: Answers, ops: OpRecords | None) -> RecordedTimeline:
+    """When ops compute and collectives are sent."""
+    placed, index = plan.placed_in_time, ops.index if ops is not None else {}
+    of_links = [_links(record, plan.program.mesh) for record in plan.collectives]
+    used = {of_links[each.collective] for each in placed.slices if each.collective is not None}
+    lanes = (COMPUTE, *sorted(used, key=lambda lane: (len(lane.axes), lane.axes)))
+    number = {lane: n for n, lane in enumerate(lanes)}
+    phases = phases_of(ops) if ops is not None else {}
+
+    def recorded(each: Slice) -> RecordedSlice:
+        lane = 0 if each.collective is None else number[of_links[each.collective]]
+        phase, op = ("", None) if each.op is None else (phases.get(each.op, ""), index.get(each.op))
+        times = max(1, round(each.times))
+        return RecordedSlice(lane, each.start, each.duration, times, op, each.collective, each.is_hidden, phase)
+
+    slices = tuple(map(recorded, placed.slices))
+    loops = (_loop(each, index) for each in placed.loops if each.op in index)
+    starts = tuple(_starts(ops.order, placed.starts)) if ops is not None else ()
+    return RecordedTimeline(lanes, slices, tuple(loops), starts)
+
+
+def _loop(each: Repeated, index: Mapping[Op, int]) -> RecordedLoop:
+    return RecordedLoop(index[each.op], each.start, each.duration, max(1, round(each.trips)))
+
+
+def _starts(order: Sequence[Op], known: Mapping[Op, float]) -> Iterator[float]:
+    """When ops begin; those of blocks that take no time when what is before them does."""
+    at = 0.0
+    for op in order:
+        at = known.get(op, at)
+        yield at
+
+
+def _links(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
+    """The links over which a collective runs: of whole axes, in mesh order. Devices that are permuted may send along
+    any."""
+    names = {axis.name for axis in record.axes} or set(mesh.axis_names)
+    axes = tuple(name for name in mesh.axis_names if name in names)
+    return RecordedLane(", ".join(axes), axes)
+
+
+# Forward pass, backward pass, and what comes behind: the update of weights.
+
+
+def phases_of(ops: OpRecords) -> dict[Op, str]:
+    """The phases of a program's ops; none where nothing is of a backward pass. An op is of the update if it depends on
+    one of the backward pass, and is none itself; what is in a loop of one phase is of that phase, but for loops that
+    hold a whole step, as those that add up gradients."""
+    found = dict[Op, str]()
+    _phases(ops, ops.graph.main.blocks[0], "forward", found)
+    return found if "backward" in found.values() else {}
+
+
+def _phases(ops: OpRecords, block: Block, around: str, found: dict[Op, str]) -> bool:
+    """Finds the phases of a block's ops, and whether any is of the backward pass."""
+    behind, any_backward = set[Op](), False
+    for op in block.ops:
+        if op not in ops.index:
+            continue
+        is_behind = any(value.defining_op in behind for value in op.operands)
+        is_backward = around == "backward" or ops.names.place(op).backward
+        found[op] = "backward" if is_backward else "update" if is_behind else around
+        inside = [_phases(ops, inner, found[op], found) for inner in op.blocks]
+        if is_backward or any(inside):
+            any_backward = True
+        if is_backward or is_behind or any(inside):
+            behind.add(op)
+    return any_backward
+
+
+# The roofline.
+
+_PER_PRODUCT = 2
+"""Given: a multiplication with an addition is one operation of the cost model, and two that people count."""
+
+
+def roofline_record(plan: Answers, timeline: RecordedTimeline) -> RecordedRoofline | None:
+    """What a step uses beside what a device can do; None where the cost model knows no time."""
+    costs = plan.costs
+    if costs.unit != "seconds" or "partitioned" not in plan.stages:
+        return None
+    all_flops, resources = flops(plan.work), list[RecordedResource]()
+    if costs.flop:
+        resources.append(RecordedResource("compute", all_flops, _PER_PRODUCT / costs.flop))
+    if costs.memory:
+        resources.append(RecordedResource("memory", _traffic(plan), 1 / costs.memory))
+    resources += _of_links(plan, timeline.lanes[1:])
+    return RecordedRoofline(tuple(resources), plan.time.total, all_flops - plan.repeated_flops)
+
+
+def _traffic(plan: Answers) -> float:
+    """The bytes that a device reads from its memory and writes to it."""
+    placed = plan.placed_in_time
+    return math.fsum(each.traffic for each in placed.slices)
+
+
+def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[RecordedResource]:
+    """What is sent over the links of each set of axes, at the rate of those that it runs over: of the part of an axis
+    between hosts, at that of the network."""
+    mesh, sent = plan.program.mesh, {lane: list[tuple[float, float]]() for lane in lanes}
+    for record in plan.collectives:
+        if record.wire_bytes and (lane := _links(record, mesh)) in sent:
+            wire = record.estimated_times * record.wire_bytes
+            sent[lane].append((wire, wire / _bandwidth(record, mesh, plan.costs)))
+    for lane, found in sent.items():
+        wire, seconds = (math.fsum(each) for each in zip(*found, strict=True))
+        yield RecordedResource(lane.name, wire, wire / seconds)
+
+
+def _bandwidth(record: CollectiveRecord, mesh: Mesh, costs: CostModel) -> float:
+    """The bytes per second that a device sends, of the slowest of the links."""
+    axes = record.axes or tuple(AxisRef(axis.name) for axis in mesh.axes)
+    parts = (part for axis in axes for part in cut(axis, mesh, costs.major_parts))
+    return min(link.bandwidth for link in (costs.link(part, mesh) for part in parts) if link.size > 1)

@@ -1,0 +1,155 @@
+"""The time view of a page, as its scripts make it, run by node where that is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timed_plans import LAYERS, TIMED, step_of_layers
+
+import sdy_jax as sdy
+from sdy_jax.plan.page.html import _SCRIPTS, _asset, columns, page
+from sdy_jax.plan.record.record import PlanRecord
+
+NODE = shutil.which("node")
+in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
+
+BEFORE = """
+globalThis.document = { getElementById: () => ({ namespaceURI: "", replaceChildren() {}, textContent: "" }),
+  createElement: (tag) => new Element(tag), createElementNS: (_, tag) => new Element(tag), addEventListener() {} };
+globalThis.window = { devicePixelRatio: 1 };
+globalThis.ResizeObserver = class { observe() {} };
+globalThis.requestAnimationFrame = (draw) => { draw(); return 0; };
+globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => name });
+"""
+
+
+@cache
+def record_of(name: str) -> PlanRecord:
+    return TIMED[name]().record()
+
+
+def run(record: PlanRecord, body: str) -> Any:
+    """What a script says, as JSON, that runs when the view of a plan is shown."""
+    assert NODE is not None
+    scripts = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS if name != "main")
+    stubs = (Path(__file__).parents[2] / "helpers" / "time_view.mjs").read_text()
+    read = "import { readFileSync } from 'node:fs';\nconst given = JSON.parse(readFileSync(0));\n"
+    text = f"{read}{BEFORE}\n{stubs}\n{scripts}\nruns(given, (view) => console.log(JSON.stringify(({body}))));"
+    data = json.dumps(columns(record), default=float)
+    with tempfile.NamedTemporaryFile("w", suffix=".mjs") as script:
+        script.write(text)
+        script.flush()
+        done = subprocess.run([NODE, script.name], input=data, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@in_node
+def test_rows_are_phases_scopes_compute_and_links() -> None:
+    record = record_of("layers on TPUs")
+    rows = run(record, "timeView.timing.rows.map((row) => [row.name, row.boxes.map((b) => [b.label, b.start, b.end])])")
+    names = [name for name, _ in rows]
+    assert names[0] == "phases" and "compute" in names
+    assert [name for name in names if name.startswith("links")] == [
+        f"links: {lane.name}" for lane in record.timeline.lanes[1:]
+    ]
+    phases, layers = ([label for label, *_ in boxes] for _, boxes in rows[:2])
+    assert list(dict.fromkeys(phases)) == ["forward", "backward", "update"]
+    assert {f"layer_{n}" for n in range(LAYERS)} <= set(layers)
+    for _, boxes in rows:
+        assert all(end >= start for _, start, end in boxes)
+        assert all(a[2] <= b[1] * (1 + 1e-9) + 1e-15 for a, b in pairwise(boxes))
+    (work,) = (boxes for name, boxes in rows if name == "compute")
+    assert work[-1][2] == pytest.approx(record.time.total) and sum(e - s for _, s, e in work) == pytest.approx(
+        work[-1][2]
+    )
+
+
+@in_node
+def test_what_is_hidden_is_told_from_what_is_waited_for() -> None:
+    record = record_of("layers, over a network")
+    rows = run(
+        record,
+        "timeView.timing.rows.filter((r) => r.name.startsWith('links') || !r.name).flatMap((r) => r.boxes)"
+        ".filter((b) => b.slice).map((b) => [b.kind, b.end - b.start])",
+    )
+    hidden = sum(time for kind, time in rows if kind == "hidden")
+    exposed = sum(time for kind, time in rows if kind == "exposed")
+    assert hidden == pytest.approx(record.time.hidden) and hidden > 0
+    assert exposed == pytest.approx(record.time.communication - record.time.hidden)
+    drawn = run(record, "drawn.boxes.map((box) => box[0])")
+    assert {"--time-hidden", "--time-exposed", "--time-compute", "--time-forward", "--time-backward"} <= set(drawn)
+
+
+@in_node
+def test_a_loop_is_one_trip_with_a_multiplier() -> None:
+    labels = run(
+        record_of("a loop"), "timeView.timing.rows.flatMap((r) => r.boxes).filter((b) => b.trips).map((b) => b.label)"
+    )
+    assert labels == [f"while × {LAYERS}"] * 2
+
+
+@in_node
+def test_memory_is_on_the_axis_of_time_with_the_limit() -> None:
+    record = record_of("layers on TPUs")
+    assert record.memory is not None
+    points, texts = run(record, "[timeView.points, drawn.texts.map(([text]) => text)]")
+    assert max(size for _, size in points) == pytest.approx(record.memory.temporaries)
+    assert [at for at, _ in points] == sorted(at for at, _ in points)
+    assert points[0][0] >= 0 and points[-1][0] <= record.time.total * (1 + 1e-9)
+    assert any(text.startswith("peak ") for text in texts) and any(text.startswith("of ") for text in texts)
+
+
+@in_node
+def test_a_limit_that_is_near_is_a_line() -> None:
+    plan = step_of_layers(sdy.CostModel.of_machine("tpu v5e", ("data", "model")))
+    tight = step_of_layers(sdy.CostModel.of_machine("tpu v5e", ("data", "model")), memory=int(1.2 * plan.memory.peak))
+    assert "limit" in run(tight.record(), "drawn.texts.map(([text]) => text)")
+
+
+@in_node
+def test_figures_are_those_of_the_plan() -> None:
+    record = record_of("layers, over a network")
+    said, below = run(record, "[timeView.summary(), timeView.below().text]")
+    assert said.startswith("384 µs: 132 µs compute, ")
+    roofline = record.roofline
+    assert roofline is not None and roofline.bound is not None
+    assert f"bound by {roofline.bound.name}" in below and "compute (MFU" in below and "Waited for longest" in below
+
+
+@in_node
+def test_zooming_shows_less_and_pointing_says_what_a_box_is() -> None:
+    body = """(() => { const t = timeView; const { total } = t.timing; t._zoom(0.25, 0); const zoomed = [t.from, t.to];
+      t._show(0, total); const { top } = t._layout().rows.find(({ row }) => row.name === "compute");
+      const { start, end } = t.timing.critical[3];
+      t._move({ offsetX: t._x((start + end) / 2), offsetY: top + 3, buttons: 0 });
+      return [zoomed, total, t.tip.hidden, t.tip.text]; })()"""
+    zoomed, total, is_hidden, text = run(record_of("layers, over a network"), body)
+    assert zoomed == [0, pytest.approx(total / 4)] and not is_hidden
+    assert "of the step" in text and "timed_plans.py:" in text
+
+
+@in_node
+def test_a_frame_draws_as_much_as_the_view_is_wide_however_many_ops_there_are() -> None:
+    body = """(() => { const row = timeView.timing.rows.at(-1); const step = timeView.timing.total / 100000;
+      row.boxes = Array.from({ length: 100000 }, (_, n) => ({ ...row.boxes[0], start: n * step, end: (n + 1) * step }));
+      drawn.boxes = []; timeView._draw(1000); return drawn.boxes.length; })()"""
+    assert run(record_of("layers on TPUs"), body) < 2000
+
+
+def test_a_page_in_bytes_has_no_view_of_time() -> None:
+    data = columns(record_of("layers in bytes"))
+    assert data["timeline"] is None and data["roofline"] is None
+
+
+def test_a_page_has_the_view(tmp_path) -> None:
+    text = page(record_of("a loop"))
+    assert "class TimeView" in text and "--time-hidden" in text

@@ -1,0 +1,289 @@
+"""One step over time: lanes add up to what the plan says; what waits, what is hidden; phases; the roofline."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from timed_plans import (
+    LAYERS,
+    MESH,
+    NETWORK,
+    ROWS,
+    SPREAD,
+    TIMED,
+    V5E,
+    WIDTH,
+    in_branches,
+    mesh_of,
+    shape,
+    step_in_a_loop,
+    step_of_layers,
+    with_rings,
+)
+
+import sdy_jax as sdy
+from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.timeline import RecordedSlice
+
+
+@cache
+def plan_of(name: str) -> sdy.Plan:
+    return TIMED[name]()
+
+
+def record_of(name: str) -> PlanRecord:
+    return plan_of(name).record()
+
+
+def close(value: float) -> object:
+    """Sums of the same times in another order."""
+    return pytest.approx(value, rel=1e-9, abs=1e-18)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_lanes_add_up_to_what_the_plan_says(name: str) -> None:
+    plan, timeline = plan_of(name), record_of(name).timeline
+    assert timeline.compute == close(plan.time.compute)
+    assert timeline.communication == close(plan.time.communication)
+    assert timeline.hidden == close(plan.time.hidden)
+    assert timeline.total == close(plan.time.total)
+    assert plan.time.compute > 0 and timeline.slices
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_the_critical_path_has_no_gaps_and_no_overlaps(name: str) -> None:
+    record = record_of(name)
+    at = 0.0
+    for each in record.timeline.critical:
+        assert each.start == close(at) and each.duration > 0
+        at = each.end
+    assert at == close(record.time.total)
+    assert sum(record.timeline.phases().values()) == close(at)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_what_is_hidden_is_sent_while_something_is_computed(name: str) -> None:
+    timeline = record_of(name).timeline
+    for each in timeline.slices:
+        if each.hidden:
+            beside = (work for work in timeline.critical if work.start <= each.start * (1 + 1e-9) + 1e-15)
+            assert each.end <= timeline.total * (1 + 1e-9) and any(True for _ in beside)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_slices_say_what_they_are_of(name: str) -> None:
+    record = record_of(name)
+    sent = dict[int, list[RecordedSlice]]()
+    for each in record.timeline.slices:
+        assert record.timeline.lanes[each.lane].axes if each.collective is not None else each.lane == 0
+        if each.collective is None:
+            assert each.op is not None and record.ops[each.op].times_known is (each.times == record.ops[each.op].times)
+        else:
+            sent.setdefault(each.collective, []).append(each)
+    for number, slices in sent.items():
+        one = record.collectives[number]
+        assert sum(each.duration for each in slices) == close(slices[0].times * one.time)
+        assert {axis.partition(":")[0] for axis in one.axes} <= set(record.timeline.lanes[slices[0].lane].axes)
+    assert {number for number, one in enumerate(record.collectives) if one.time} == set(sent)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_ops_are_those_that_compute_and_send(name: str) -> None:
+    """A product takes as long as its operations at least, and what is sent is the op that sends it."""
+    plan, record = plan_of(name), record_of(name)
+    products = 0
+    for each in record.timeline.slices:
+        op = record.ops[each.op or 0]
+        if each.collective is None:
+            assert not op.kind.startswith("sdy.") or op.kind == "sdy.all_slice"
+            if op.kind == "stablehlo.dot_general":
+                products += 1
+                assert each.duration / each.times >= plan.costs.flop * op.flops / 2 * (1 - 1e-9) > 0
+        else:
+            ops = {one.op for one in record.collectives[each.collective].single}
+            assert each.op in ops or ops == {None}  # the user's own, in a manual computation
+    assert products == sum(op.kind == "stablehlo.dot_general" for op in record.ops)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_saved_plan_has_its_timeline(name: str, tmp_path) -> None:
+    plan_of(name).save(tmp_path / "plan.json")
+    read = sdy.load_plan(tmp_path / "plan.json")
+    assert read.timeline == record_of(name).timeline and read.roofline == record_of(name).roofline
+
+
+def test_what_is_in_a_loop_is_as_wide_as_all_of_its_trips() -> None:
+    record = record_of("a loop over a network")
+    forward, backward = record.timeline.loops
+    assert forward.trips == backward.trips == LAYERS
+    for loop in (forward, backward):
+        inside = [each for each in record.timeline.critical if _is_in(record, each.op, loop.op)]
+        assert sum(each.duration for each in inside) == close(loop.duration)
+        assert {each.times for each in inside} <= {LAYERS, LAYERS + 1}
+        assert min(each.start for each in inside) == close(loop.start)
+
+
+def _is_in(record: PlanRecord, op: int | None, loop: int) -> bool:
+    while op is not None and op != loop:
+        op = record.ops[op].parent
+    return op is not None
+
+
+def test_layers_in_a_loop_take_as_long_as_one_by_one() -> None:
+    """The same products, whoever writes them."""
+    loop, layers = (
+        {record.ops[each.op].place.primitive for each in record.timeline.slices if each.op is not None}
+        for record in (record_of("a loop"), record_of("layers on TPUs"))
+    )
+    assert "dot_general" in loop & layers
+
+
+def test_what_compilers_hide_begins_while_something_is_computed() -> None:
+    timeline = record_of("layers, over a network").timeline
+    hidden = [each for each in timeline.slices if each.hidden]
+    assert hidden and {timeline.lanes[each.lane].name for each in hidden} <= {"data", "model"}
+    work = [each for each in timeline.slices if each.collective is None]
+    for each in hidden:
+        assert any(a.start <= each.start + 1e-15 and each.start < a.end for a in work)
+
+
+def test_rings_are_beside_their_products() -> None:
+    record = record_of("rings")
+    ringed = {number for number, one in enumerate(record.collectives) if one.hidden}
+    pieces = [each for each in record.timeline.slices if each.hidden and each.collective in ringed]
+    assert len(pieces) == len(ringed) == 2
+    for piece in pieces:
+        (beside,) = (
+            each
+            for each in record.timeline.slices
+            if each.collective is None and each.op is not None and each.start == piece.start and each.duration > 1e-9
+        )
+        assert record.ops[beside.op].kind == "stablehlo.dot_general"
+
+
+def test_a_gather_one_trip_ahead_is_hidden_in_each_trip() -> None:
+    record = record_of("a trip ahead")
+    ahead = {number for number, one in enumerate(record.collectives) if one.is_ahead}
+    pieces = [each for each in record.timeline.slices if each.hidden and each.collective in ahead]
+    assert ahead and {each.collective for each in pieces} == ahead
+    loops = {loop.op: loop for loop in record.timeline.loops}
+    for piece in pieces:
+        assert piece.op is not None
+        loop = loops[record.ops[piece.op].parent or 0]
+        assert loop.start <= piece.start and piece.duration < loop.duration and piece.times == loop.trips
+
+
+def test_a_bucket_starts_when_all_of_it_is_there() -> None:
+    """Members that run as one take less than apart, and are sent once."""
+    record = record_of("layers, in buckets")
+    buckets = [number for number, one in enumerate(record.collectives) if one.members]
+    assert buckets
+    for number in buckets:
+        slices = [each for each in record.timeline.slices if each.collective == number]
+        assert sum(each.duration for each in slices) == close(record.collectives[number].time)
+        assert sum(each.duration for each in slices) < sum(one.time for one in record.collectives[number].members)
+
+
+def test_phases_follow_each_other() -> None:
+    record = record_of("layers on TPUs")
+    assert list(record.timeline.phases()) == ["forward", "backward", "update"]
+    for each in record.timeline.slices:
+        assert each.op is not None
+        place = record.ops[each.op].place
+        if each.collective is None:
+            assert (each.phase == "backward") is place.backward
+            assert (each.phase == "update") is (place.scope == "optimizer") or not place.scope
+
+
+def test_a_program_without_a_backward_pass_has_no_phases() -> None:
+    assert set(in_branches().record().timeline.phases()) == {""}
+
+
+def test_a_loop_that_adds_up_gradients_has_both_passes_in_it() -> None:
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    def step(w, batches):
+        def add(total, x):
+            return total + jax.grad(loss)(w, x), None
+
+        gradient, _ = jax.lax.scan(add, jnp.zeros_like(w), batches)
+        with jax.named_scope("optimizer"):
+            return w - 0.1 * gradient
+
+    f = sdy.partition(step, mesh=MESH, in_shardings=(P(), P(None, "data")), out_shardings=P(), costs=V5E)
+    timeline = f.plan(shape(256, 256), shape(4, 1024, 256)).record().timeline
+    assert set(timeline.phases()) == {"forward", "backward", "update"}
+
+
+def test_a_program_on_local_arrays_is_its_collectives() -> None:
+    text = """
+    mesh.mesh @m(shape = 2x4)
+    func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+      %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
+      return %0 : tensor<3xf32>
+    }"""
+    plan = sdy.loads(text).run_local().plan(jnp.ones((8, 3)))
+    timeline = plan.record().timeline
+    assert timeline.total == close(plan.time.total) and timeline.total > 0
+    assert [each.collective for each in timeline.slices] == [0]
+
+
+# How much of what the machine can do is used.
+
+
+def test_a_roofline_is_of_what_the_plan_counts() -> None:
+    plan, roofline = plan_of("layers, over a network"), record_of("layers, over a network").roofline
+    assert roofline is not None
+    compute, memory, data = (roofline.of(name) for name in ("compute", "memory", "data"))
+    assert compute is not None and memory is not None and data is not None
+    assert compute.amount == plan.record().flops and compute.peak == pytest.approx(989e12)
+    assert memory.peak == pytest.approx(3.35e12) and memory.amount > plan.memory.arguments
+    assert data.peak == NETWORK
+    links = [each for each in roofline.resources if each.name not in ("compute", "memory")]
+    assert math.fsum(each.amount for each in links) == close(plan.wire_bytes)
+    assert roofline.bound is data and roofline.seconds == plan.time.total
+    assert roofline.mfu == close(plan.record().flops / compute.peak / plan.time.total)
+    assert all(0 < roofline.share(each) <= 1 for each in roofline.resources)
+
+
+def test_bytes_have_no_roofline() -> None:
+    assert record_of("layers in bytes").roofline is None
+
+
+def test_the_planner_and_the_timeline_hide_the_same() -> None:
+    """There is one answer: what a plan says was hidden when it was made is what its timeline shows."""
+    for plan in (step_of_layers(SPREAD), step_in_a_loop(SPREAD), with_rings()):
+        own = sum(record.estimated_times * record.hidden for record in plan.collectives)
+        assert plan.record().timeline.hidden == close(plan.hidden_by_work + own)
+
+
+def test_links_between_hosts_are_at_the_rate_of_the_network() -> None:
+    """An axis of which a major part runs over the network: what is sent along that part alone is at its rate."""
+    mesh = mesh_of(data=4)
+    costs = sdy.CostModel.of_machine("h100", mesh, {"data:(1)2": NETWORK})
+    f = sdy.partition(lambda x: x * 2, mesh=mesh, in_shardings=P("data"), out_shardings=P(), costs=costs)
+    plan = f.plan(shape(ROWS, WIDTH))
+    (links,) = (each for each in plan.record().roofline.resources if each.name == "data")
+    assert NETWORK <= links.peak <= costs.bandwidth_of("data") and links.amount == close(plan.wire_bytes)
+    assert links.seconds <= plan.time.communication * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in TIMED if "bytes" not in name])
+def test_nothing_is_used_beyond_its_peak(name: str) -> None:
+    roofline = record_of(name).roofline
+    assert roofline is not None
+    assert all(0 <= roofline.share(each) <= 1 + 1e-9 for each in roofline.resources)
+
+
+def test_the_text_of_a_plan_says_what_it_uses_and_the_bound() -> None:
+    record = record_of("layers, over a network")
+    (line,) = (line for line in str(record).splitlines() if line.startswith("  uses"))
+    said = "5% of peak compute (MFU), 12% of memory bandwidth, links 33% data, 11% model; bound by data"
+    assert line == f"  uses      {said}"
+    assert "  uses" not in str(record_of("layers in bytes"))
