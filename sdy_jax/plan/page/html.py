@@ -15,6 +15,7 @@ from typing import Any
 from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.base.files import write_whole
 from sdy_jax.base.jax_calls import api_boundary
+from sdy_jax.plan.page.findings import host_columns, layout_choice
 from sdy_jax.plan.record.differences import CollectiveChange, PlanDiff
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import (
@@ -31,6 +32,7 @@ from sdy_jax.plan.record.program import (
 )
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedRecomputed
+from sdy_jax.plan.record.transfers import Transfers
 
 # A recorded plan as a page reads it: columns of numbers, and each string, line and layout once.
 
@@ -74,6 +76,8 @@ class _Columns:
             "options": record.options,
             "wire": record.wire_bytes,
             "known": record.known,
+            "transfers": {"": _transfers(record.transfers)}
+            | {kind: _transfers(each) for kind, each in record.transfers_by_kind.items()},
             "flops": record.flops,
             "repeated": record.repeated_flops,
             "time": [time.compute, time.communication, time.hidden, time.unit, time.origin],
@@ -87,12 +91,13 @@ class _Columns:
             "results": self._border(record.results),
             "annotations": [self._annotation(each) for each in record.annotations],
             "notes": [_note(each) for each in (*record.dear, *record.notes)],
+            "host": list(map(host_columns, record.host)),
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
             "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
             "blocked": [[each.type, each.line, each.dim, each.parts, each.bytes] for each in record.blocked],
             "pipelines": list(map(_pipeline, record.pipelines)),
             "tried": [[t.microbatches, t.lines, t.time, t.peak, t.fits, t.chosen] for t in record.tried],
-            "layouts": [record.layouts.sent, record.layouts.baseline_sent] if record.layouts is not None else None,
+            "layouts": layout_choice(time.unit, record.layouts) if record.layouts is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
         # The tables come last: what is above fills them.
@@ -140,16 +145,17 @@ class _Columns:
         }
 
     def _collectives(self) -> list[list[Any]]:
-        return [self._collective(one) for each in self._record.collectives for one in each.single]
+        return [self._collective(one, each.bucket) for each in self._record.collectives for one in each.single]
 
-    def _collective(self, one: RecordedCollective) -> list[Any]:
+    def _collective(self, one: RecordedCollective, bucket: int | None) -> list[Any]:
         text = self._strings
-        number = {"op": one.op, "serves": one.serves, "bucket": one.bucket}
+        number = {"op": one.op, "serves": one.serves, "bucket": bucket}
         said = [text(each) for each in (one.kind, ", ".join(one.axes), one.reduction, one.type, one.origin, one.cause)]
         where = [-1 if each is None else each for each in number.values()]
         ends = [self._names(name) if name else -1 for name in (one.value, one.result)]
         flags = one.times_known + 2 * one.counted + 4 * one.again + 8 * one.is_ahead
-        return [*said, one.wire_bytes, one.times, one.time, one.hidden, self._place(one.place), *where, *ends, flags]
+        times = one.total_time, one.hidden * one.estimated_times
+        return [*said, one.wire_bytes, one.times, *times, self._place(one.place), *where, *ends, flags]
 
     def _memory(self, memory: RecordedMemory) -> dict[str, Any]:
         return {
@@ -157,6 +163,8 @@ class _Columns:
             "results": memory.results,
             "temporaries": memory.temporaries,
             "shared": memory.shared,
+            "own": memory.own_results,
+            "peak": memory.peak,
             # What an op takes and what it makes are not all there at one moment of it.
             "timeline": [min(size, memory.temporaries) for size in memory.timeline],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
@@ -193,6 +201,10 @@ class _Columns:
             for each in said.spreads
         ]
         return {"starts": starts, "spreads": spreads}
+
+
+def _transfers(found: Transfers) -> list[float]:
+    return [found.count, found.unmerged, found.bytes]
 
 
 def _or_none(numbers: Iterable[int | None]) -> list[int]:
