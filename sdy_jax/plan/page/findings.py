@@ -151,11 +151,8 @@ def _bound(layouts: RecordedLayouts) -> str:
     """What no other choice sends less than."""
     if layouts.bound is None:
         return ""
-    return (
-        f"; none send less than {share:.2f} of it"
-        if (share := layouts.bound / layouts.sent) < 1 - _SAME
-        else "; none send less"
-    )
+    share = layouts.bound / layouts.sent
+    return "; none send less" + (f" than {share:.2f} of it" if share < 1 - _SAME else "")
 
 
 def _unused(record: PlanRecord, changed: Sequence[RecordedChange]) -> Iterator[str]:
@@ -287,8 +284,7 @@ def _lines(record: PlanRecord, each: RecordedPipeline) -> Iterator[str]:
     passes = "" if len(each.kinds) > 1 else f", {each.kinds[0]} rows"
     yield (
         f"{_name(each)}{passes}{count_text(each.times)}: {each.layers} layers on {each.stages} stages, "
-        f"{each.microbatches} microbatches, {each.trips} trips, bubble {each.bubble:.0%}  "
-        f"{each.place.lines}"
+        f"{each.microbatches} microbatches, {each.trips} trips, bubble {each.bubble:.0%}  {each.place.lines}"
     )
     yield f"  a boundary  {_boundary(each)}"
     yield f"  a device    holds {_holds(each)}{_takes(each, record.time.unit)}"

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
-from sdy_jax.annotate.jaxprs import line_of
+from sdy_jax.annotate.jaxprs import all_equations, line_of
+from sdy_jax.annotate.program import Program
 from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.ir.locations import short_source
 from sdy_jax.plan.record.program import RecordedBorder, RecordedHostMemory, RecordedOp, RecordedTensor, RecordedValue
@@ -21,7 +22,7 @@ from sdy_jax.runtime.boundary import is_on_host
 
 
 def host_memory(
-    program: Any,
+    program: Program,
     arguments: Sequence[RecordedBorder],
     results: Sequence[RecordedBorder],
     values: Sequence[RecordedValue],
@@ -30,7 +31,7 @@ def host_memory(
     """What lies there and what moves, in program order.
 
     Args:
-        program: an `annotate.program.Program`.
+        program: the partitioned one.
         arguments, results: its border, without closed-over arrays.
         values, ops: of the partitioned program, whose layouts values that move have.
     """
@@ -38,18 +39,25 @@ def host_memory(
         ("argument", arguments, program.host_arguments),
         ("result", results, program.host_results),
     ):
-        for number in sorted(there):
-            value = border[number]
-            yield RecordedHostMemory(what, value.path, value.tensor.type, value.tensor.bytes)
+        for number, value in enumerate(border):
+            if number in there:
+                yield RecordedHostMemory(what, value.path, value.tensor.type, value.tensor.bytes)
+    if not any(map(_moved, all_equations(program.jaxpr))):
+        return
     layouts = _Layouts(values, ops)
-    for each in _equations(program.jaxpr, _Place()):
-        for before, after in zip(each.equation.invars, each.equation.outvars, strict=False):
-            if each.equation.primitive.name == "device_put" and is_on_host(before.aval) != is_on_host(after.aval):
-                place, what = each.place, "to the host" if is_on_host(after.aval) else "to devices"
-                type_ = array_text(jax.ShapeDtypeStruct(after.aval.shape, after.aval.dtype))
-                tensor = layouts.of(type_, place.line)
-                when = place.line, place.times, place.known, place.backward
-                yield RecordedHostMemory(what, "", tensor.type, tensor.bytes, *when)
+    for equation, place in _equations(program.jaxpr, _Place()):
+        for aval in _moved(equation):
+            type_ = array_text(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+            tensor, what = layouts.of(type_, place.line), "to the host" if is_on_host(aval) else "to devices"
+            yield RecordedHostMemory(what, "", tensor.type, tensor.bytes, *place)
+
+
+def _moved(equation: Any) -> list[Any]:
+    """The types of what an equation brings into the other memory."""
+    if equation.primitive.name != "device_put":
+        return []
+    pairs = zip(equation.invars, equation.outvars, strict=True)
+    return [after.aval for before, after in pairs if is_on_host(before.aval) != is_on_host(after.aval)]
 
 
 class _Place(NamedTuple):
@@ -62,12 +70,7 @@ class _Place(NamedTuple):
     backward: bool = False
 
 
-class _Placed(NamedTuple):
-    equation: Any
-    place: _Place
-
-
-def _equations(x: Any, around: _Place) -> Iterator[_Placed]:
+def _equations(x: Any, around: _Place) -> Iterator[tuple[Any, _Place]]:
     """The equations in a jaxpr or a parameter. Those that jax writes, as policies offload by, are at the line of what
     makes their operand, or of the equation around them."""
     if isinstance(x, tuple | list):
@@ -81,7 +84,7 @@ def _equations(x: Any, around: _Place) -> Iterator[_Placed]:
         line = short_source(line_of(equation)) or next(made, around.line)
         lines.update(dict.fromkeys(equation.outvars, line))
         backward = around.backward or "transpose(" in str(equation.source_info.name_stack)
-        yield _Placed(equation, _Place(line, around.times, around.known, backward))
+        yield equation, _Place(line, around.times, around.known, backward)
         trips = equation.params["length"] if equation.primitive.name == "scan" else 1
         inside = _Place(line, around.times * trips, around.known and equation.primitive.name != "while", backward)
         for parameter in equation.params.values():

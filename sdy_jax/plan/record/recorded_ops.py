@@ -324,7 +324,7 @@ class PipelineRecords:
         self._plan, self._places, self._ops = plan, places, ops
         self._local = LocalBytes(plan.graph)
         self._sending = {
-            ops.order[one.op]: one.total_time - one.hidden * one.estimated_times
+            ops.order[one.op]: (one.time - one.hidden) * one.estimated_times
             for each in collectives
             for one in each.single
             if one.op is not None and one.counted
