@@ -139,7 +139,7 @@ def layout_choice(unit: str, layouts: RecordedLayouts) -> str:
     amount = f"{amount_text(unit, abs(saved))} {'less' if saved > 0 else 'more'}"
     to_send = " to send" if unit == "seconds" else ""
     beside = f"{amount}{to_send} than the propagated ones op by op{of_that}"
-    if abs(saved) < _SAME * layouts.sent:
+    if abs(saved) <= _SAME * layouts.sent:
         beside = f"as {'long to send' if unit == 'seconds' else 'much'} as the propagated ones op by op"
     work, baseline_work = layouts.cost - layouts.sent, layouts.baseline_cost - layouts.baseline_sent
     if abs(work - baseline_work) > _OTHER_WORK * baseline_work > 0:
@@ -149,7 +149,7 @@ def layout_choice(unit: str, layouts: RecordedLayouts) -> str:
 
 def _bound(layouts: RecordedLayouts) -> str:
     """What no other choice sends less than."""
-    if layouts.bound is None:
+    if layouts.bound is None or not layouts.sent:
         return ""
     share = layouts.bound / layouts.sent
     return "; none send less" + (f" than {share:.2f} of it" if share < 1 - _SAME else "")
