@@ -41,9 +41,7 @@ IsLeaf = Callable[[Any], bool]
 # an attribute is the child, or a list, tuple or dictionary that holds it, that is its name: `x.scale`, `x.layers[0]`.
 
 
-def named_leaves(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> tuple[list[tuple[KeyPath, Any]], PyTreeDef]:
+def named_leaves(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[tuple[KeyPath, Any]], PyTreeDef]:
     """The leaves with their paths, and the structure, as `tree_flatten_with_path`; by names of attributes where jax has
     numbers only."""
     found, structure = tree_flatten_with_path(tree, is_leaf)

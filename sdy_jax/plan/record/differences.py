@@ -12,6 +12,10 @@ _LISTED = 20
 """Lines per table. Chosen: for a reader."""
 
 
+_LITTLE = 0.01
+"""The share by which operations may differ without that being written. Given: it says a percent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why plans differ.
@@ -153,7 +157,7 @@ def _amount(amount: Amount) -> str:
     change = amount.after - amount.before
     if not change:
         return f"{text(amount.after)} {amount.name}, as before"
-    if text(amount.before) == text(amount.after):
+    if amount.unit == "flop" and abs(change) < _LITTLE * amount.before:
         return f"{text(amount.after)} {amount.name}, within a percent of before"
     share = f", {change / amount.before:+.0%}" if amount.before else ""
     sign = "+" if change > 0 else "-"
