@@ -289,17 +289,19 @@ def _lines(record: PlanRecord, each: RecordedPipeline) -> Iterator[str]:
     yield f"  a boundary  {_boundary(each)}"
     yield f"  a device    holds {_holds(each)}{_takes(each, record.time.unit)}"
     yield from aligned([(f"stage {row.stage}", f"layers {row.layers or '-'}", _held(row)) for row in _of(each)])
-    yield from _why_held(each)
+    if reason := held_reason(each):
+        yield f"  {reason}"
 
 
-def _why_held(each: RecordedPipeline) -> Iterator[str]:
-    """Why the first stage holds more microbatches than there are stages."""
+def held_reason(each: RecordedPipeline) -> str:
+    """Why the first stage holds more microbatches than there are stages, if that is the schedule's doing."""
     hops = each.stages - 1
-    if hops and each.rounds == 1 and each.held[:1] == (2 * hops + 1,) and each.microbatches > 2 * hops + 1:
-        yield (
-            f"  {2 * hops + 1} microbatches on stage 0 of {each.stages}: in every trip all stages run a forward and a "
-            f"backward row, so a microbatch enters per trip, and is back after {hops} trips on and {hops} back"
-        )
+    if not hops or each.rounds > 1 or each.held[:1] != (2 * hops + 1,) or each.microbatches <= 2 * hops + 1:
+        return ""
+    return (
+        f"{2 * hops + 1} microbatches on stage 0 of {each.stages}: in every trip all stages run a forward and a "
+        f"backward row, so a microbatch enters per trip, and is back after {hops} trips on and {hops} back"
+    )
 
 
 def _tried(record: PlanRecord) -> Iterator[str]:

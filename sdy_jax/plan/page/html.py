@@ -15,7 +15,7 @@ from typing import Any
 from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.base.files import write_whole
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.plan.page.findings import host_columns, layout_choice
+from sdy_jax.plan.page.findings import held_reason, host_columns, layout_choice
 from sdy_jax.plan.record.differences import CollectiveChange, PlanDiff
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import (
@@ -225,7 +225,11 @@ def _pipeline(found: RecordedPipeline) -> dict[str, Any]:
     """A pipeline; its timeline as a list per row: trip, kind, and microbatches and rounds by stage."""
     rows = [[row.trip, found.kinds.index(row.kind), row.microbatches, row.rounds] for row in found.rows]
     boundary = [found.forward_bytes, found.backward_bytes]
-    return {name: getattr(found, name) for name in _OF_PIPELINES} | {"boundary": boundary, "rows": rows}
+    return {name: getattr(found, name) for name in _OF_PIPELINES} | {
+        "boundary": boundary,
+        "rows": rows,
+        "reason": held_reason(found),
+    }
 
 
 def _recomputed(found: RecordedRecomputed) -> list[Any]:

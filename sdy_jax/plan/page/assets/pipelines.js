@@ -40,13 +40,14 @@ function pipelineSection(pipeline) {
   return el("section", {}, title, pipelineFacts(pipeline), legend(pipeline), timeline(pipeline), stageTable(pipeline));
 }
 
-function pipelineFacts({ layers, stages, rounds, microbatches, trips, bubble, boundary, sent, stacks, carried }) {
+function pipelineFacts({ layers, stages, rounds, microbatches, trips, bubble, boundary, sent, stacks, carried, reason }) {
   const ways = ["on", "back"].map((way, n) => boundary[n] && `${bytesText(boundary[n])} ${way}`).filter(Boolean);
   return facts([
     ["runs", `${several(layers, "layer")} on ${several(stages, "stage")}${rounds > 1 ? ` in ${rounds} rounds` : ""}, ${several(microbatches, "microbatch").replace(/hs$/, "hes")}, ${several(trips, "trip")}`],
     ["bubble", `${percent(bubble, 1)} of the time`],
     ["a boundary", `${ways.join(" and ")} per microbatch, ${bytesText(sent)} in all trips`],
     ["a device", `${bytesText(stacks)} of its stage's stacks, ${bytesText(carried)} carried from trip to trip`],
+    ["at most", reason],
   ]);
 }
 
