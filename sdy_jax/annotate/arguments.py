@@ -14,7 +14,7 @@ import jax
 from jax.experimental.layout import Format
 from jax.extend.core import AbstractToken
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
+from jax.tree_util import keystr
 
 from sdy_jax.annotate.argument_errors import (
     HoldsTokens,
@@ -27,6 +27,7 @@ from sdy_jax.annotate.argument_errors import (
     no_specification,
     other_tree,
 )
+from sdy_jax.annotate.trees import keyed_children, named_children, named_leaves
 from sdy_jax.base.errors import ArgumentError, PartitionWarning, ShardingError, with_article
 from sdy_jax.ir.jax_shardings import (
     AnyMesh,
@@ -364,7 +365,7 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str, is_whole: bool =
         warn_of_unused("" if is_whole else specs.unused({root: tree}))
         specs = specs.for_tree(tree, root)
     if isinstance(specs, SPEC_TYPES):
-        return [Leaf.of(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
+        return [Leaf.of(root + keystr(path), leaf, specs) for path, leaf in named_leaves(tree)[0]]
     given, given_type = _children(specs, root, where)
     if jax.tree_util.all_leaves([tree]):
         raise array_for_tree(specs, root, where)
@@ -374,8 +375,8 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str, is_whole: bool =
         raise other_tree(specs, given_keys, tree, wanted_keys, root, where)
     return [
         leaf
-        for (_, spec), (key, child) in zip(given, wanted, strict=True)
-        for leaf in match_prefix(spec, child, root + keystr(key), where)
+        for (_, spec), (keys, child) in zip(given, named_children(tree), strict=True)
+        for leaf in match_prefix(spec, child, root + keystr(keys), where)
     ]
 
 
@@ -392,9 +393,7 @@ def check_rules(specs: Spec, names: Sequence[str], where: str) -> None:
 
 def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[Any, Any]], type]:
     try:
-        children, _ = flatten_one_level_with_keys(tree)
+        children = keyed_children(tree)
     except ValueError:
         raise no_specification(tree, root, where) from None
-    if hasattr(tree, "_fields"):  # jax 0.10 to 0.12 gives every field of a named tuple the name of the first
-        children = [(GetAttrKey(name), child) for name, (_, child) in zip(tree._fields, children, strict=True)]
     return [((key,), child) for key, child in children], type(tree)

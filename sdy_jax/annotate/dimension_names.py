@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import keystr, tree_map_with_path
+from jax.tree_util import keystr
 
 from sdy_jax.annotate.arguments import SpecRule, match_prefix, warn_of_unused
+from sdy_jax.annotate.trees import named_leaves
 from sdy_jax.base.call_errors import listed
 from sdy_jax.base.errors import ShardingError, with_article
 from sdy_jax.base.jax_calls import api_boundary
@@ -164,7 +165,8 @@ def mapped(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Call
         values = jax.tree.leaves(node)
         return function(TreeLeaf(root + keystr(path), tuple(map(_key, path)), node, values[0] if values else None))
 
-    return tree_map_with_path(at, tree, is_leaf=ends)
+    found, structure = named_leaves(tree, ends)
+    return jax.tree.unflatten(structure, [at(path, node) for path, node in found])
 
 
 def leaves(tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> list[TreeLeaf]:

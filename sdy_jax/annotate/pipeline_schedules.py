@@ -83,7 +83,7 @@ class Table:
         return tuple(row for trip in self.trips for row in trip)
 
     def __str__(self) -> str:
-        held = f"a stage waits {self.bubble():.0%} of the time, and holds {max(self.held())} microbatches at most"
+        held = f"bubble {self.bubble():.0%}, {max(self.held())} microbatches held at most"
         rounds = f", {self.rounds} rounds" * (self.rounds > 1)
         columns = [[f"stage {stage}" for stage in range(self.stages)]]
         columns += [["".join(self._letters(row, s) for row in trip) for s in range(self.stages)] for trip in self.trips]
@@ -183,7 +183,7 @@ class Table:
         return None if group < 0 else (kind, group % self.stages, Cell(cell.microbatch, group // self.stages))
 
     def bubble(self, costs: Mapping[Kind, float] | None = None) -> float:
-        """The share of the time in which a stage waits: a row takes as long as a group's work of its kind.
+        """The share of the time in which a stage does nothing: a row takes as long as a group's work of its kind.
 
         Args:
             costs: how long each kind takes. Unless given, a backward pass takes twice as long as a forward pass, and
@@ -276,7 +276,7 @@ def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int
 
     Example:
         >>> print(pipeline_schedule("1f1b", stages=2, microbatches=3))
-        2 stages, 3 microbatches: a stage waits 25% of the time, and holds 3 microbatches at most
+        2 stages, 3 microbatches: bubble 25%, 3 microbatches held at most
         stage 0  F0  F1    F2B0    B1  B2
         stage 1      F0B0  F1B1  F2B2
 

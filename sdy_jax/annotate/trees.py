@@ -8,18 +8,100 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
+from jax.tree_util import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    PyTreeDef,
+    SequenceKey,
+    flatten_one_level_with_keys,
+    keystr,
+    tree_flatten_with_path,
+)
 
 _CONTAINERS = frozenset({tuple, list, dict, OrderedDict, type(None)})
 """The nodes that compute nothing."""
 
 _ROOT = re.compile(r"\w+")
+
+KeyPath = tuple[Any, ...]
+"""The keys on the way to a leaf, as jax has them."""
+
+IsLeaf = Callable[[Any], bool]
+"""Says of a node that it is a leaf."""
+
+
+# Paths. Of a class that was registered without keys jax knows the numbers of its children: `x[<flat index 0>]`. Where
+# an attribute is the child, or a list, tuple or dictionary that holds it, that is its name: `x.scale`, `x.layers[0]`.
+
+
+def named_leaves(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[tuple[KeyPath, Any]], PyTreeDef]:
+    """The leaves with their paths, and the structure, as `tree_flatten_with_path`; by names of attributes where jax has
+    numbers only."""
+    found, structure = tree_flatten_with_path(tree, is_leaf)
+    if any(isinstance(key, FlattenedIndexKey) for path, _ in found for key in path):
+        found = list(_walk(tree, (), is_leaf))
+    return found, structure
+
+
+def _walk(node: Any, path: KeyPath, is_leaf: IsLeaf | None) -> Iterator[tuple[KeyPath, Any]]:
+    if is_leaf is not None and is_leaf(node):
+        yield path, node
+        return
+    try:
+        children = named_children(node)
+    except ValueError:  # it is no node
+        yield path, node
+        return
+    for keys, child in children:
+        yield from _walk(child, (*path, *keys), is_leaf)
+
+
+def keyed_children(node: Any) -> list[tuple[Any, Any]]:
+    """The children of a node with jax's keys.
+
+    Raises:
+        ValueError: it is no node.
+    """
+    children, _ = flatten_one_level_with_keys(node)
+    if hasattr(node, "_fields"):  # jax 0.10 to 0.12 gives every field of a named tuple the name of the first
+        return [(GetAttrKey(name), child) for name, (_, child) in zip(node._fields, children, strict=True)]
+    return list(children)
+
+
+def named_children(node: Any) -> list[tuple[KeyPath, Any]]:
+    """The children of a node, and the path from it to each.
+
+    Raises:
+        ValueError: it is no node.
+    """
+    children = keyed_children(node)
+    if not any(isinstance(key, FlattenedIndexKey) for key, _ in children):
+        return [((key,), child) for key, child in children]
+    names, wanted = dict[int, list[KeyPath]](), Counter(id(child) for _, child in children)
+    for path, value in _held(node):
+        if id(value) in wanted:
+            names.setdefault(id(value), []).append(path)
+    # Of several that are one object, in order; none where that has other names as well.
+    own = {child: iter(paths) for child, paths in names.items() if len(paths) == wanted[child]}
+    return [(next(own[id(child)]) if id(child) in own else (key,), child) for key, child in children]
+
+
+def _held(node: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """The attributes of an object, and what lists, tuples and dictionaries among them hold."""
+    slots = {name: getattr(node, name) for name in getattr(type(node), "__slots__", ()) if hasattr(node, name)}
+    for name, value in {**slots, **getattr(node, "__dict__", {})}.items():
+        yield (GetAttrKey(name),), value
+        if isinstance(value, (list, tuple)):
+            yield from (((GetAttrKey(name), SequenceKey(n)), each) for n, each in enumerate(value))
+        elif isinstance(value, dict):
+            yield from (((GetAttrKey(name), DictKey(key)), each) for key, each in value.items())
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -38,7 +120,7 @@ class Leaves:
     @classmethod
     def of(cls, tree: Any) -> Leaves:
         """Those of a tree."""
-        found, structure = tree_flatten_with_path(tree)
+        found, structure = named_leaves(tree)
         return cls(structure, tuple(keystr(path) for path, _ in found), [leaf for _, leaf in found])
 
     def tree_flatten_with_keys(self) -> Any:

@@ -161,7 +161,7 @@ def partition(
             device where it gave none) right where they are made, and taken from there: partial sums are reduced where
             they arise, in their turn to that layout. Users that need another layout get a copy, by a reshard unless
             every device can compute the value (constants, iotas).
-        memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
+        memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and temporaries, by
             an estimate): a number, or a text such as `"16GiB"`. By default 0.9 of the device's memory where that is
             known; if nothing fits there, a warning and the plan say so. Else what "local" needs. Where nothing fits
             otherwise, the largest values, as scores or logits, are computed part by part (`Plan.blocked`).

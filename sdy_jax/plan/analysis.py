@@ -101,7 +101,7 @@ class MeasuredMemory:
     @classmethod
     def of(cls, held: MemoryUse) -> MeasuredMemory:
         """The same of what was estimated, or of what the compiler says."""
-        return cls(held.arguments, held.results - held.shared, held.temporaries)
+        return cls(held.arguments, held.own_results, held.temporaries)
 
     @property
     def peak(self) -> float:
@@ -315,7 +315,7 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
         scope.name,
         sum(record.times for record in records),
         sum(record.total_wire_bytes for record in records),
-        sum(r.times * r.costs(costs).sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in records),
+        sum(record.estimated_times * record.sending_time(costs, mesh) for record in records),
         len(scope.instructions),
         sum(seen) if seen else None,
         scope.first.kind,

@@ -262,7 +262,7 @@ def _fitting(
 
 
 def _measured(plan: Plan) -> Measured:
-    sent = plan.layouts.sent if plan.layouts is not None else plan.wire_bytes
+    sent = plan.wire_bytes if plan.costs.unit == "bytes" else plan.time.communication
     return Measured(_time(plan), sent, plan.memory.peak)
 
 

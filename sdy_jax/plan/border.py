@@ -252,8 +252,8 @@ def _missing(held: Any, wanted: Any, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a plan takes in all beside what is hidden, and sends, by the cost model, and the bytes that a device
-    holds."""
+    """What a plan takes in all beside what is hidden, what it sends, in bytes or in time, and the bytes that a device
+    holds, as it says them itself."""
 
     cost: float
     sent: float

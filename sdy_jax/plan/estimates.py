@@ -27,6 +27,7 @@ from sdy_jax.lowering.planner.facts.loops import Executions, executions
 from sdy_jax.lowering.planner.memory.live_ranges import peak_of
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.plan.record.transfers import Transfers, transfers_by_kind, transfers_of
 from sdy_jax.shardy.propagation.data_flow import is_data_flow
 from sdy_jax.shardy.rules import RuleBook
 from sdy_jax.shardy.rules.op_attributes import operations_of
@@ -54,11 +55,14 @@ class PlanTotals:
         known = all(record.times_known for record in records if record.wire_bytes)
         return cls(counted, _wire_bytes(counted), known)
 
+    @property
+    def transfers(self) -> Transfers:
+        """What is sent in all."""
+        return transfers_of(self.counted)
+
     def by_kind(self) -> dict[str, tuple[int, float]]:
-        """Executions and wire bytes of each kind of collective, sorted by kind."""
-        kinds = sorted({record.kind for record in self.counted})
-        of_kind = {kind: [record for record in self.counted if record.kind == kind] for kind in kinds}
-        return {kind: (sum(record.times for record in found), _wire_bytes(found)) for kind, found in of_kind.items()}
+        """Transfers as they run, and their bytes, of each kind that sends, those that send most first."""
+        return {kind: (each.count, each.bytes) for kind, each in transfers_by_kind(self.counted).items()}
 
 
 def _counted(records: Sequence[CollectiveRecord], level: int) -> list[CollectiveRecord]:
@@ -113,9 +117,14 @@ class MemoryUse(NamedTuple):
         return not self.available or self.peak <= self.available
 
     @property
+    def own_results(self) -> float:
+        """Of results that do not lie in donated arguments."""
+        return self.results - self.shared
+
+    @property
     def border(self) -> float:
         """Arguments and results together."""
-        return self.arguments + self.results - self.shared
+        return self.arguments + self.own_results
 
     @property
     def peak(self) -> float:

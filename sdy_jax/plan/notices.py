@@ -117,7 +117,7 @@ _LISTED_VALUES = 5
 def held_text(plan: Plan) -> str:
     """What a device holds when it holds most, with the largest arguments, results and temporaries, and their lines."""
     held = plan.memory
-    parts = ("arguments", held.arguments), ("results", held.results - held.shared), ("temporaries", held.temporaries)
+    parts = ("arguments", held.arguments), ("results", held.own_results), ("temporaries", held.temporaries)
     largest = "; ".join(text for _, text in sorted(_values(plan), key=lambda value: -value[0])[:_LISTED_VALUES])
     return (
         f"{plan.name}, partitioned at {plan.source}, is planned to hold {bytes_text(held.peak)} on each device: "

@@ -164,8 +164,9 @@ class Plan(Answers):
 
     @api_boundary
     def assert_collectives(self, **expected: int) -> None:
-        """Asserts how often collectives of some kinds run per call: loops count once per trip, conditionals as the
-        branch that sends most. Kinds that are left out may run as often as they like.
+        """Asserts how often collectives of some kinds run per call, counted as the plan's first line counts them: those
+        that run as one are one, loops count once per trip, conditionals as the branch that sends most, and what sends
+        nothing is none. Kinds that are left out may run as often as they like.
 
         Raises:
             AssertionError: with the lines of those that run.
@@ -255,12 +256,9 @@ class Plan(Answers):
 
     @property
     def _said_of_fixes(self) -> Sequence[str]:
-        """The lines of the page on fix-its: these, if they are there or soon found, else how to ask for them."""
-        if self.planner is None or not self.wire_bytes:
-            return ()
-        if "fixes" in vars(self) or len(self.record().ops) <= _FIXED_UNASKED:
-            return [str(fix) for fix in self.fixes]
-        return ("plan.fixes looks for changes of one line that save bytes, and plans the program again with each",)
+        """The lines of the page on fix-its, if they are there or soon found."""
+        is_soon = "fixes" in vars(self) or len(self.record().ops) <= _FIXED_UNASKED
+        return [str(fix) for fix in self.fixes] if self.planner is not None and self.wire_bytes and is_soon else ()
 
 
 def _write(module: PythonModule, path: Path) -> None:

@@ -49,6 +49,7 @@ from sdy_jax.plan.explanations.why import Explanation, Why, given_arguments, is_
 from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.recorded_plan import Printed
+from sdy_jax.plan.record.transfers import transfers_by_kind
 from sdy_jax.plan.stages import PlannedWith
 
 # What a plan is made of: the partitioned program, its collectives and border, and what it was planned with.
@@ -195,14 +196,14 @@ class Figures(PlanFacts):
 
     @property
     def headline(self) -> str:
-        """The first line of the plan's text: name, mesh, that it does not fit, number of collectives, bytes, and the
-        estimated time."""
+        """The first line of the plan's text: name, mesh, that it does not fit, collectives as they run and before
+        merging, bytes, and the estimated time."""
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
-        count, least = len(self.collectives), "" if self.totals.known else "at least "
+        sent, least = self.totals.transfers, "" if self.totals.known else "at least "
         return (
-            f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {self._too_large}{count} "
-            f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
-            + (f", estimated {least}{self.time}" if self.costs.unit == "seconds" else "")
+            f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {self._too_large}{least}"
+            f"{sent.text('collective' if sent.count == 1 else 'collectives')}, {least}{bytes_text(self.wire_bytes)} "
+            "on the wire per device" + (f", estimated {least}{self.time}" if self.costs.unit == "seconds" else "")
         )
 
     @property
@@ -218,10 +219,10 @@ class Figures(PlanFacts):
         return ComparedMesh(self.program.mesh, self.time, self.wire_bytes, self.memory.peak, self.memory.fits)
 
     def summary(self) -> str:
-        """One line per kind of collective: how many executions, how many bytes."""
+        """One line per kind of collective: how many run, how many bytes they send."""
         lines = [self.headline]
-        for kind, (count, wire) in self.totals.by_kind().items():
-            lines.append(f"  {count:4d} x {kind:<22} {bytes_text(wire):>10} per device")
+        for kind, sent in transfers_by_kind(self.totals.counted).items():
+            lines.append(f"  {sent.count:4d} x {kind:<22} {bytes_text(sent.bytes):>10} per device{sent.before_merging}")
         if self.notes:
             lines.append(f"  {len(self.notes):4d} notes: print the plan to read them")
         return "\n".join(lines)
@@ -244,14 +245,14 @@ class Figures(PlanFacts):
         """How long the program takes by the cost model, for collectives and for each device's own work one after the
         other, but for what is hidden, by rings, by gathers one trip ahead, and by what the compiler starts early: in
         seconds where the model is one of time (`unit`), else in bytes. Of a program on local arrays only the
-        collectives count.
+        collectives count. Of conditionals the branch that sends most counts; loops of unknown length count by a guess.
 
         Example:
             assert plan.time.communication < 0.1 * plan.time.compute
         """
-        costs, mesh = self.costs, self.program.mesh
-        sent = sum(record.estimated_times * record.sending_time(costs, mesh) for record in self.collectives)
-        hidden = self.hidden_by_work + sum(record.estimated_times * record.hidden for record in self.collectives)
+        costs, mesh, counted = self.costs, self.program.mesh, self.totals.counted
+        sent = sum(record.estimated_times * record.sending_time(costs, mesh) for record in counted)
+        hidden = self.hidden_by_work + sum(record.estimated_times * record.hidden for record in counted)
         return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
 
     @cached_property
@@ -275,7 +276,7 @@ class Figures(PlanFacts):
 
     @cached_property
     def memory(self) -> MemoryUse:
-        """What a device holds while the program runs, by estimate: arguments, results, and what is in between at most.
+        """What a device holds while the program runs, by estimate: arguments, results, and temporaries at most.
 
         A compiler that fuses more, or orders ops better, needs less; one that copies needs more.
 

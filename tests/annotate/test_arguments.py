@@ -1,5 +1,6 @@
 """What the user says of shardings against the arguments: prefix trees, and mistakes told by path with a remedy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -44,6 +45,61 @@ def test_fields_of_named_tuples_go_by_their_names():
         ("state.mu['w']", P("a")),
         ("state.nu['w']", None),
     ]
+
+
+@jax.tree_util.register_pytree_node_class
+class Block:
+    """Registered without keys, as many libraries' classes are; `heads` are children one by one."""
+
+    def __init__(self, kernel, heads, scale):
+        self.kernel, self.heads, self.scale, self.depth = kernel, heads, scale, 2
+
+    def tree_flatten(self):
+        return (self.scale, *self.heads, {"k": self.kernel}), self.depth
+
+    @classmethod
+    def tree_unflatten(cls, depth, children):
+        scale, *heads, held = children
+        return cls(held["k"], heads, scale)
+
+
+class Slotted:
+    __slots__ = ("bias",)
+
+    def __init__(self, bias):
+        self.bias = bias
+
+
+jax.tree_util.register_pytree_node(Slotted, lambda x: ((x.bias,), None), lambda _, children: Slotted(*children))
+
+
+def test_children_without_keys_go_by_the_attributes_that_hold_them():
+    block = Block(np.ones(2), [np.ones(3), Slotted(np.ones(4))], np.ones(1))
+    paths = ["x.scale", "x.heads[0]", "x.heads[1].bias", "x[<flat index 3>]['k']"]
+    assert [leaf.path for leaf in match_prefix(P(), block, "x", "in_shardings")] == paths
+    stated = Block(P("a"), [P("b"), P("c")], P("d"))
+    found = match_prefix(stated, block, "x", "in_shardings")
+    assert [(leaf.path, leaf.spec) for leaf in found] == list(zip(paths, map(P, "dbca"), strict=True))
+
+
+def test_one_array_in_several_attributes_goes_by_their_order():
+    x, other = np.ones(2), np.ones(3)
+    assert [leaf.path for leaf in match_prefix(P(), Block(other, [x, x], other), "x", "in_shardings")][1:3] == [
+        "x.heads[0]",
+        "x.heads[1]",
+    ]
+    block = Block(other, [x], other)
+    block.copy = x  # which of both names is the child's cannot be known
+    assert match_prefix(P(), block, "x", "in_shardings")[1].path == "x[<flat index 1>]"
+
+
+def test_plans_call_such_arguments_and_results_by_attributes(mesh):
+    def step(x):
+        return Slotted(x.bias + 1)
+
+    plan = sdy.partition(step, mesh=mesh, in_shardings=P("data")).plan(Slotted(X))
+    assert [plan.arguments[0].path, plan.results[0].path] == ["x.bias", "result.bias"]
+    assert "x.bias" in str(plan) and "flat index" not in str(plan.why("result.bias"))
 
 
 def test_prefixes_may_end_at_any_depth():

@@ -523,7 +523,7 @@ def test_the_plan_of_an_artifact_has_its_names(run, artifacts):
     assert "plan of step on mesh data=8" in out
     assert "velocity['down']" in out
     assert "batch[0]          f32[8@data,16]" in out
-    assert "all_gather" in out and "layouts: global" in out
+    assert "all_gather" in out and "layouts: chosen for the whole program" in out
 
 
 def test_symbolic_sizes_come_from_the_arguments(run, artifacts):

@@ -148,7 +148,7 @@ def test_the_command_line_donates(said: str, tmp_path: Path, capsys: Any) -> Non
     (tmp_path / "model.py").write_text("def step(state, x):\n    return state + x.sum()\n")
     options = ["--mesh", "data=8", "--args", "f32[1024,1024], f32[8]", "--donate", said]
     assert main(["plan", f"{tmp_path / 'model.py'}:step", *options]) == 0
-    assert "4.0 MiB of results, 4.0 MiB of them in donated arguments" in capsys.readouterr().out
+    assert "4.0 MiB of results (4.0 MiB of them in donated arguments)" in capsys.readouterr().out
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,8 @@ def test_a_pipeline_in_a_loop_counts_once_per_trip() -> None:
 @pytest.mark.more("the page")
 def test_the_page_has_a_line_per_stage() -> None:
     page = str(plan_of(trained(microbatches=8)))
-    assert "1f1b over 'stage': 8 layers on 4 stages, 8 microbatches, 14 trips, a stage waits 27% of the time" in page
+    assert "1f1b over 'stage': 8 layers on 4 stages, 8 microbatches, 14 trips, bubble 27%" in page
+    assert "7 microbatches on stage 0 of 4: in every trip all stages run a forward and a backward row" in page
     assert "a boundary  32 B on and 32 B back per microbatch, 512 B in all trips" in page
     assert "stage 0  layers 0-1  holds 7 microbatches at most" in page
     assert "stage 3  layers 6-7  holds 1 microbatch at most" in page

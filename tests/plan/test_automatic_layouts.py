@@ -18,6 +18,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.lowering.planner.search.memory_search import GivenUp
 from sdy_jax.lowering.targets import target
 from sdy_jax.plan import auto_layouts, build
@@ -113,6 +114,8 @@ def test_the_text_of_a_plan_states_what_was_chosen():
     assert again.mlir() == plan.mlir()
     for name in ("replicated", "data", "fsdp", "fsdp-first", "megatron", "fsdp+megatron"):
         assert f"  {name} " in page
+    chosen = next(line for line in page.splitlines() if line.startswith("  chosen "))
+    assert chosen.split()[1:4] == ["sends", *bytes_text(plan.wire_bytes).split()]
 
 
 def test_what_is_carried_comes_back_as_it_went_in():

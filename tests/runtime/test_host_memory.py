@@ -130,3 +130,38 @@ def test_kinds_of_memory_that_types_do_not_know(mesh):
     ours, theirs = (jit(lambda x: x * 2, out_shardings=stated)(placed(mesh)) for jit in JITS)
     assert ours.sharding == theirs.sharding == stated
     np.testing.assert_array_equal(ours, X * 2)
+
+
+def test_plans_say_what_lies_on_the_host_and_what_moves_when():
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+    def loss(x, w):
+        layer = lambda x, w: (jnp.sin(checkpoint_name(jnp.sin(x @ w), "h")), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(layer, policy=OFFLOAD), x, w)[0].sum()
+
+    def step(x, w, m):
+        m = put(m, DEVICE) * 0.9 + jax.grad(loss, 1)(x, w)
+        return w - m, put(m, HOST)
+
+    w = jax.device_put(jnp.ones((3, 16, 16)), NamedSharding(mesh, P(None, None, "b")))
+    m = jax.device_put(w, w.sharding.with_memory_kind("pinned_host"))
+    plan = sdy.partition(step, mesh=mesh).plan(placed(mesh), w, m)
+    found = [
+        (each.what, each.path or each.type.split("[")[0], each.times, each.backward) for each in plan.record().host
+    ]
+    assert sorted(found) == [
+        ("argument", "m", 1, False),
+        ("result", "result[1]", 1, False),
+        ("to devices", "f32", 1, False),
+        ("to devices", "f32", 3, True),
+        ("to the host", "f32", 1, False),
+        ("to the host", "f32", 3, False),
+    ]
+    assert all(
+        each.line.startswith("tests/runtime/test_host_memory.py:") for each in plan.record().host if not each.path
+    )
+    held = plan.arguments[2]
+    assert plan.record().host[0].bytes == m.nbytes / 4 and f"  m            {held.type}  768 B" in str(plan)
+    lines = str(plan).partition("host memory (bytes of a device's block)\n")[2].partition("\n\n")[0].splitlines()
+    assert len(lines) == 6 and any("3 trips" in line and "(backward)" in line for line in lines)
+    assert "host memory" not in str(sdy.partition(lambda x: x * 2, mesh=mesh).plan(placed(mesh)))

@@ -5,7 +5,6 @@ computes.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -44,29 +43,26 @@ class Group:
 
 def collective_section(record: PlanRecord) -> Section:
     """What runs where, for what, and what it sends; all that counts is the plan's `wire_bytes`."""
-    if not record.collectives:
+    sending = [each for each in record.collectives if each.wire_bytes]
+    if not sending:
         return Section("collectives: none")
-    unit = record.time.unit
-    groups = grouped(record.collectives, _alike)
+    unit, merged = record.time.unit, ""
+    groups = grouped(sending, _alike)
     if sum(1 + len(group.first.members) for group in groups) > _PLAIN:
-        every = [one for each in record.collectives for one in each.single]
+        every = [one for each in sending for one in each.single]
         groups = grouped((each for each in every if each.wire_bytes), _of_one_line)
-        rows = [*(_coarse(group, record.wire_bytes) for group in groups), *_silent(every)]
+        lines = [[_coarse(group, record.wire_bytes)] for group in groups]
+        merged = ", before merging" if len(every) > len(sending) else ""
     else:
-        with_members = ((group, len(groups) > 1) for group in groups)
-        rows = [row for group, many in with_members for row in _fine(group, record.wire_bytes if many else 0.0, unit)]
+        lines = [_fine(group, record.wire_bytes if len(groups) > 1 else 0.0, unit) for group in groups]
+    rows = [row for own in lines for row in own]
+    sums = [size for group, own in zip(groups, lines, strict=True) for size in (group.bytes, *[0.0] * (len(own) - 1))]
 
     def left_out(hidden: int) -> str:
-        sent = bytes_text(sum(group.bytes for group in groups[len(rows) - hidden :]))
+        sent = bytes_text(sum(sums[len(rows) - hidden :]))
         return f"and {hidden} more lines, {sent}: plan.table('collectives')"
 
-    return Section("collectives (bytes per device)", rows, {2, 3}, 2.0, left_out)
-
-
-def _silent(collectives: Iterable[RecordedCollective]) -> list[tuple[str]]:
-    """The line on those that send nothing, such as slices of what every device has."""
-    counts = Counter(each.kind for each in collectives if not each.wire_bytes)
-    return [(f"{', '.join(f'{count} {kind}' for kind, count in counts.items())}: nothing is sent",)] if counts else []
+    return Section(f"collectives (bytes per device{merged})", rows, {2, 3}, 2.0, left_out)
 
 
 def grouped(collectives: Iterable[RecordedCollective], key: Callable[[RecordedCollective], object]) -> list[Group]:
@@ -236,7 +232,7 @@ def device_section(record: PlanRecord) -> Section:
     if record.memory is not None:
         rows.append(("holds", _holds(record.memory)))
     if record.flops:
-        repeated = f", {flops_text(record.repeated_flops)} of it as others do" if record.repeated_flops else ""
+        repeated = f", {flops_text(record.repeated_flops)} of it repeated" if record.repeated_flops else ""
         rows.append(("computes", flops_text(record.flops) + repeated))
     if record.time.unit == "seconds":
         rows.append(("takes", _takes(record.time, record.known)))
@@ -292,23 +288,21 @@ def _slower(record: PlanRecord) -> Iterator[str]:
 
 
 def _sends(record: PlanRecord) -> str:
-    kinds = grouped((each for each in record.counted if each.total_wire_bytes), lambda each: each.kind)
+    kinds = record.transfers_by_kind
     if not kinds:
         return "nothing"
     least = "" if record.known else "at least "
-    parts = [
-        f"{bytes_text(group.bytes)} in {sum(m.times for m in group.members)} {group.first.kind}" for group in kinds
-    ]
+    parts = [f"{bytes_text(each.bytes)} in {each.text(kind)}" for kind, each in kinds.items()]
     whole = f"{bytes_text(record.wire_bytes)}: " if len(parts) > 1 else ""
     return f"{least}{whole}{', '.join(parts)}"
 
 
 def _holds(memory: RecordedMemory) -> str:
-    shared = f", {bytes_text(memory.shared)} of them in donated arguments" if memory.shared else ""
+    shared = f" ({bytes_text(memory.shared)} of them in donated arguments)" if memory.shared else ""
     available = f" of {bytes_text(memory.available)}" if memory.available else ""
     return (
         f"{bytes_text(memory.peak)}{available} at most: {bytes_text(memory.arguments)} of arguments, "
-        f"{bytes_text(memory.results)} of results{shared}, {bytes_text(memory.temporaries)} in between"
+        f"{bytes_text(memory.results)} of results{shared}, {bytes_text(memory.temporaries)} of temporaries"
     )
 
 

@@ -5,15 +5,16 @@ differ from propagation, padding, repeated work, notes; and pipelines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.ir.jax_shardings import amount_text, bytes_text, count_text, flops_text
 from sdy_jax.plan.page.text import Section, aligned
-from sdy_jax.plan.record.program import RecordedPipeline, RecordedTried
+from sdy_jax.plan.record.program import RecordedHostMemory, RecordedPipeline, RecordedTried
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAutomatic,
+    RecordedChange,
     RecordedComparedMesh,
     RecordedLayouts,
     RecordedMeasured,
@@ -34,6 +35,9 @@ percent."""
 _REPEATED, _REPEATED_SHARE = 1e6, 0.01
 """The least repeated operations that a page lists, and their least share of all that a device performs. Chosen: less is
 no reader's concern."""
+
+_SAME = 0.005
+"""The share by which amounts differ at least. Given: less prints as 1.00."""
 
 _NONE = Section("")
 
@@ -94,38 +98,83 @@ def moves_section(record: PlanRecord) -> Section:
     return Section("moves at the border (bytes that a device receives, at least)", rows) if rows else _NONE
 
 
+def host_section(record: PlanRecord) -> Section:
+    """What lies in the memory of the host, and what moves from and to it, when."""
+    rows = [host_columns(each) for each in record.host]
+    return Section("host memory (bytes of a device's block)", rows, {2}) if rows else _NONE
+
+
+def host_columns(each: RecordedHostMemory) -> tuple[str, ...]:
+    """What it is, its type, its bytes, when it moves, and at which line."""
+    size = bytes_text(each.bytes) if each.bytes else ""
+    if each.path:
+        return each.path, each.type, size, f"{each.what} that lies there", ""
+    trips = f"{each.times} trips" if each.times > 1 else ""
+    trips = trips if each.times_known else f"{trips} ? trips".strip()
+    return each.what, each.type, size, trips, f"{each.line}{' (backward)' if each.backward else ''}"
+
+
 def layouts_section(record: PlanRecord) -> Section:
-    """What the plan sends beside the op by op plan and the bound, and the largest values that it lays out otherwise."""
+    """What the choice of layouts saves beside the plan op by op, which of the user's splits it does not use, and the
+    largest values that it lays out otherwise."""
     layouts = record.layouts
     if layouts is None or not layouts.sent or (not layouts.changed and layouts.bound is None):
         return _NONE
     changed = sorted(layouts.changed, key=lambda change: -change.bytes)
-    rows = [
-        (
-            change.chosen,
-            f"for {change.baseline}"
-            + count_text(change.count)
-            + (f", stated {change.stated}" if change.stated else ""),
-            change.line,
-        )
-        for change in changed
-    ]
-    return Section(_layout_headline(record.time.unit, layouts), rows, weight=0.5)
+    rows: list[tuple[str, ...]] = [(line,) for line in _unused(record, changed)]
+    rows += [(change.chosen, f"instead of {change.baseline}{_of_many(change)}", change.line) for change in changed]
+    return Section(f"layouts: {layout_choice(record.time.unit, layouts)}", rows, weight=0.5)
 
 
-def _layout_headline(unit: str, layouts: RecordedLayouts) -> str:
-    """What the plan sends, what the op by op plan around the propagated layouts does, and the bound, where that is
-    known soon; and the devices' own work, where it differs."""
-    amounts = [("estimated", layouts.sent), ("propagated", layouts.baseline_sent)]
-    if layouts.bound is not None:
-        amounts.append(("bound", layouts.bound))
-    texts = [f"{name} {amount_text(unit, amount)}" for name, amount in amounts]
+def _of_many(change: RecordedChange) -> str:
+    stated = f", stated {change.stated}" if change.stated else ""
+    return f", {change.count} values{stated}" if change.count > 1 else stated
+
+
+def layout_choice(unit: str, layouts: RecordedLayouts) -> str:
+    """What the choice saves beside the plan op by op around the propagated layouts, by the planner's model; and the
+    bound, where that is known soon."""
+    saved, verb = layouts.baseline_sent - layouts.sent, "takes" if unit == "seconds" else "sends"
+    of_that = f" ({layouts.sent / layouts.baseline_sent:.2f} of that)" if layouts.baseline_sent else ""
+    amount = f"{amount_text(unit, abs(saved))} {'less' if saved > 0 else 'more'}"
+    to_send = " to send" if unit == "seconds" else ""
+    beside = f"{amount}{to_send} than the propagated ones op by op{of_that}"
+    if abs(saved) <= _SAME * layouts.sent:
+        beside = f"as {'long to send' if unit == 'seconds' else 'much'} as the propagated ones op by op"
     work, baseline_work = layouts.cost - layouts.sent, layouts.baseline_cost - layouts.baseline_sent
     if abs(work - baseline_work) > _OTHER_WORK * baseline_work > 0:
-        texts.append(f"{work / baseline_work:.2f} of the work")
-    if layouts.bound is None:
-        texts.append("plan.bound says the least")
-    return f"layouts: global ({', '.join(texts)})"
+        beside += f", with {work / baseline_work:.2f} of the work"
+    return f"chosen for the whole program, which {verb} {beside}{_bound(layouts)}"
+
+
+def _bound(layouts: RecordedLayouts) -> str:
+    """What no other choice sends less than."""
+    if layouts.bound is None or not layouts.sent:
+        return ""
+    share = layouts.bound / layouts.sent
+    return "; none send less" + (f" than {share:.2f} of it" if share < 1 - _SAME else "")
+
+
+def _unused(record: PlanRecord, changed: Sequence[RecordedChange]) -> Iterator[str]:
+    """For each mesh axis along which the user split something, in how many values it does not split what propagation
+    made of that; and how to have it so."""
+    said = False
+    for axis in (axis.name for axis in record.mesh.axes):
+        found = [change for change in changed if axis in change.unused]
+        if found and _is_stated(record, axis):
+            count, largest, said = sum(change.count for change in found), found[0], True
+            where = f"{largest.baseline} at {largest.line}"
+            values = "1 value" if count == 1 else f"{count} values, the largest"
+            yield f"your split along {axis!r} is not used as propagated in {values} {where}"
+    if said:
+        yield "partition(layouts='propagated') keeps every value as propagated"
+
+
+def _is_stated(record: PlanRecord, axis: str) -> bool:
+    """Whether the user split an argument, a result or a value inside along an axis."""
+    border = (*record.arguments, *record.closed_over, *record.results)
+    stated = [value.stated or (value.tensor.type if value.origin == "passed" else "") for value in border]
+    return any(re.search(rf"\b{re.escape(axis)}\b", text) for text in (*stated, *(a.text for a in record.annotations)))
 
 
 def recomputed_section(record: PlanRecord) -> Section:
@@ -181,7 +230,7 @@ def repeated_section(record: PlanRecord) -> Section:
         sums[key] = sums.get(key, 0.0) + op.repeated * op.times
     by_work = sorted(sums.items(), key=lambda item: -item[1])
     rows = [(op, type_, flops_text(count), *rest) for (op, type_, *rest), count in by_work]
-    title = "repeated work (operations per device that others perform as well)"
+    title = "repeated work (operations per device that other devices repeat)"
     return Section(title, rows, {2}, 0.5) if rows else _NONE
 
 
@@ -225,7 +274,7 @@ class PipelineRow(NamedTuple):
 
 
 def pipelines_section(record: PlanRecord) -> Section:
-    """What each pipeline sends, and how long its stages wait; a line per stage."""
+    """What each pipeline sends, and its bubble; a line per stage."""
     rows = [(line,) for each in record.pipelines for line in _lines(record, each)] + [(row,) for row in _tried(record)]
     rest = lambda hidden: f"and {hidden} more lines: plan.table('pipelines')"  # noqa: E731
     return Section("pipelines" if rows else "", rows, weight=_WEIGHT, rest=rest)
@@ -235,12 +284,24 @@ def _lines(record: PlanRecord, each: RecordedPipeline) -> Iterator[str]:
     passes = "" if len(each.kinds) > 1 else f", {each.kinds[0]} rows"
     yield (
         f"{_name(each)}{passes}{count_text(each.times)}: {each.layers} layers on {each.stages} stages, "
-        f"{each.microbatches} microbatches, {each.trips} trips, a stage waits {each.bubble:.0%} of the time  "
-        f"{each.place.lines}"
+        f"{each.microbatches} microbatches, {each.trips} trips, bubble {each.bubble:.0%}  {each.place.lines}"
     )
     yield f"  a boundary  {_boundary(each)}"
     yield f"  a device    holds {_holds(each)}{_takes(each, record.time.unit)}"
     yield from aligned([(f"stage {row.stage}", f"layers {row.layers or '-'}", _held(row)) for row in _of(each)])
+    if reason := held_reason(each):
+        yield f"  {reason}"
+
+
+def held_reason(each: RecordedPipeline) -> str:
+    """Why the first stage holds more microbatches than there are stages, if that is the schedule's doing."""
+    hops = each.stages - 1
+    if not hops or each.rounds > 1 or each.held[:1] != (2 * hops + 1,) or each.microbatches <= 2 * hops + 1:
+        return ""
+    return (
+        f"{2 * hops + 1} microbatches on stage 0 of {each.stages}: in every trip all stages run a forward and a "
+        f"backward row, so a microbatch enters per trip, and is back after {hops} trips on and {hops} back"
+    )
 
 
 def _tried(record: PlanRecord) -> Iterator[str]:

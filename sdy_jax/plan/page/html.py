@@ -16,6 +16,7 @@ from typing import Any
 from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.base.files import write_whole
 from sdy_jax.base.jax_calls import api_boundary
+from sdy_jax.plan.page.findings import held_reason, host_columns, layout_choice
 from sdy_jax.plan.record.differences import CollectiveChange, PlanDiff
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import (
@@ -33,6 +34,7 @@ from sdy_jax.plan.record.program import (
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedRecomputed
 from sdy_jax.plan.record.timeline import RecordedRoofline, RecordedTimeline
+from sdy_jax.plan.record.transfers import Transfers
 
 # A recorded plan as a page reads it: columns of numbers, and each string, line and layout once.
 
@@ -76,6 +78,8 @@ class _Columns:
             "options": record.options,
             "wire": record.wire_bytes,
             "known": record.known,
+            "transfers": {"": _transfers(record.transfers)}
+            | {kind: _transfers(each) for kind, each in record.transfers_by_kind.items()},
             "flops": record.flops,
             "repeated": record.repeated_flops,
             "time": [time.compute, time.communication, time.hidden, time.unit, time.origin],
@@ -89,14 +93,15 @@ class _Columns:
             "results": self._border(record.results),
             "annotations": [self._annotation(each) for each in record.annotations],
             "notes": [_note(each) for each in (*record.dear, *record.notes)],
+            "host": list(map(host_columns, record.host)),
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
             "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
             "blocked": [[each.type, each.line, each.dim, each.parts, each.bytes] for each in record.blocked],
             "pipelines": list(map(_pipeline, record.pipelines)),
             "tried": [[t.microbatches, t.lines, t.time, t.peak, t.fits, t.chosen] for t in record.tried],
-            "layouts": [record.layouts.sent, record.layouts.baseline_sent] if record.layouts is not None else None,
             "timeline": self._timeline(record.timeline) if time.unit == "seconds" else None,
             "roofline": _roofline(record.roofline) if record.roofline is not None else None,
+            "layouts": layout_choice(time.unit, record.layouts) if record.layouts is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
         # The tables come last: what is above fills them.
@@ -144,16 +149,17 @@ class _Columns:
         }
 
     def _collectives(self) -> list[list[Any]]:
-        return [self._collective(one) for each in self._record.collectives for one in each.single]
+        return [self._collective(one, each.bucket) for each in self._record.collectives for one in each.single]
 
-    def _collective(self, one: RecordedCollective) -> list[Any]:
+    def _collective(self, one: RecordedCollective, bucket: int | None) -> list[Any]:
         text = self._strings
-        number = {"op": one.op, "serves": one.serves, "bucket": one.bucket}
+        number = {"op": one.op, "serves": one.serves, "bucket": bucket}
         said = [text(each) for each in (one.kind, ", ".join(one.axes), one.reduction, one.type, one.origin, one.cause)]
         where = [-1 if each is None else each for each in number.values()]
         ends = [self._names(name) if name else -1 for name in (one.value, one.result)]
         flags = one.times_known + 2 * one.counted + 4 * one.again + 8 * one.is_ahead
-        return [*said, one.wire_bytes, one.times, one.time, one.hidden, self._place(one.place), *where, *ends, flags]
+        times = one.total_time, one.hidden * one.estimated_times
+        return [*said, one.wire_bytes, one.times, *times, self._place(one.place), *where, *ends, flags]
 
     def _memory(self, memory: RecordedMemory) -> dict[str, Any]:
         return {
@@ -162,6 +168,8 @@ class _Columns:
             "temporaries": memory.temporaries,
             "shared": memory.shared,
             "available": memory.available,
+            "own": memory.own_results,
+            "peak": memory.peak,
             # What an op takes and what it makes are not all there at one moment of it.
             "timeline": [min(size, memory.temporaries) for size in memory.timeline],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
@@ -216,6 +224,10 @@ class _Columns:
         return {"starts": starts, "spreads": spreads}
 
 
+def _transfers(found: Transfers) -> list[float]:
+    return [found.count, found.unmerged, found.bytes]
+
+
 def _or_none(numbers: Iterable[int | None]) -> list[int]:
     return [-1 if number is None else number for number in numbers]
 
@@ -243,7 +255,11 @@ def _pipeline(found: RecordedPipeline) -> dict[str, Any]:
     """A pipeline; its timeline as a list per row: trip, kind, and microbatches and rounds by stage."""
     rows = [[row.trip, found.kinds.index(row.kind), row.microbatches, row.rounds] for row in found.rows]
     boundary = [found.forward_bytes, found.backward_bytes]
-    return {name: getattr(found, name) for name in _OF_PIPELINES} | {"boundary": boundary, "rows": rows}
+    return {name: getattr(found, name) for name in _OF_PIPELINES} | {
+        "boundary": boundary,
+        "rows": rows,
+        "reason": held_reason(found),
+    }
 
 
 def _recomputed(found: RecordedRecomputed) -> list[Any]:

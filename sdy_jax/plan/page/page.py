@@ -11,6 +11,7 @@ from sdy_jax.plan.page.costs import collective_section, device_section, kernels_
 from sdy_jax.plan.page.findings import (
     automatic_sections,
     blocked_section,
+    host_section,
     layouts_section,
     meshes_section,
     moves_section,
@@ -20,7 +21,7 @@ from sdy_jax.plan.page.findings import (
     recomputed_section,
     repeated_section,
 )
-from sdy_jax.plan.page.text import Section, fitted
+from sdy_jax.plan.page.text import Section, fitted, shortened
 from sdy_jax.plan.record.program import RecordedBorder
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -148,6 +149,9 @@ def _joined(tokens: Sequence[str]) -> str:
 _PLAIN = 12
 """Values up to which none are folded. Chosen: for a page of `LINES`."""
 
+_LONG_PATH = 72
+"""Columns of a path beyond which it loses its middle. Chosen: beside it there is room for a type."""
+
 _RESULTS = 0.6
 """Lines of results beside those of arguments. Chosen: most results are arguments again."""
 
@@ -166,13 +170,12 @@ def _section(title: str, values: Sequence[RecordedBorder], folding: Folding) -> 
     rest = [value for value in folded if not value.like]
     order = {id(value): number for number, value in enumerate(sorted(folded, key=lambda value: -value.bytes))}
     shown = folded if len(folded) <= _PLAIN else sorted(folded, key=lambda value: order[id(value)])
-    name = {"arguments": "arguments", "results": "results"}.get(title, "arguments")
     total = bytes_text(sum(value.bytes for value in folded))
     heading = f"{title}: {len(values)} arrays, {total} on each device" if len(rest) < len(values) else title
 
     def left_out(hidden: int) -> str:
         held = sum(value.bytes for value in shown[len(shown) - hidden :])
-        return f"and {hidden} more, {bytes_text(held)}: plan.table({name!r})"
+        return f"and {hidden} more, {bytes_text(held)}: plan.table('arguments')"
 
     weight = 1.0 if title == "arguments" else _RESULTS
     return Section(heading, [_row(value) for value in shown], {3, 4}, weight, left_out)
@@ -180,10 +183,11 @@ def _section(title: str, values: Sequence[RecordedBorder], folding: Folding) -> 
 
 def _row(value: FoldedValue) -> tuple[str, ...]:
     tensor, held = value.value.tensor, bytes_text(value.bytes) if value.bytes else ""
+    path = shortened(value.path, _LONG_PATH)
     if value.like:
-        return value.path, f"as {value.like}", "", f"{value.count} arrays", held
+        return path, f"as {shortened(value.like, _LONG_PATH)}", "", f"{value.count} arrays", held
     block = f"{sizes_text(tensor.local_shape)} on a device" if tensor.local_shape != tensor.shape else ""
-    return value.path, tensor.type, block, f"x {value.count}" if value.count > 1 else "", held
+    return path, tensor.type, block, f"x {value.count}" if value.count > 1 else "", held
 
 
 # The text of a plan: one screen.
@@ -212,6 +216,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         meshes_section(record),
         *automatic_sections(record),
         moves_section(record),
+        host_section(record),
         collective_section(record),
         kernels_section(record),
         layouts_section(record),

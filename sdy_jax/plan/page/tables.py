@@ -13,7 +13,7 @@ from sdy_jax.base.errors import SdyError
 from sdy_jax.ir.jax_shardings import bytes_text, flops_text, seconds_text, sizes_text
 from sdy_jax.plan.page.costs import cause_of, said, trips
 from sdy_jax.plan.page.findings import PipelineRow, mesh_columns, pipeline_rows
-from sdy_jax.plan.page.text import aligned, coloured, show
+from sdy_jax.plan.page.text import aligned, coloured, show, terminal_width, within
 from sdy_jax.plan.record.program import RecordedBorder, RecordedCollective, RecordedMesh, RecordedTensor
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -141,7 +141,8 @@ def _cell(devices: Sequence[int]) -> str:
 
 
 class CollectiveRow(NamedTuple):
-    """A collective: what it moves and its type afterwards; bytes of all executions, trips of the loops around it."""
+    """A collective that sends something: what it moves and its type afterwards; bytes of all executions, trips of the
+    loops around it."""
 
     collective: str
     type: str
@@ -222,7 +223,8 @@ class MeshRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with a title and names of columns. Its text has all of them; notebooks show it as a table."""
+    """Rows with a title and names of columns. Its text has all of them; where standard output is a terminal that is
+    narrower, long cells lose their middle. Notebooks show it as a table."""
 
     title: str
     columns: tuple[str, ...]
@@ -235,7 +237,10 @@ class Table:
         return len(self.rows)
 
     def __str__(self) -> str:
-        lines = aligned([self.columns, *self._texts], self._numbers) if self.rows else ["  none"]
+        if not self.rows:
+            return f"{self.title}\n  none"
+        rows, width = [self.columns, *self._texts], terminal_width()
+        lines = aligned(within(rows, width, self._numbers) if width else rows, self._numbers)
         return "\n".join([self.title, *lines])
 
     def show(self) -> None:
@@ -300,7 +305,8 @@ def _collectives(record: PlanRecord) -> Iterator[CollectiveRow]:
         if each.members:
             yield _collective(each, record, f" bucket {each.bucket}, {len(each.members)} of {each.dtype}")
         for one in each.single:
-            yield _collective(one, record, "", "  " if each.members else "")
+            if one.wire_bytes:
+                yield _collective(one, record, "", "  " if each.members else "")
 
 
 def _collective(each: RecordedCollective, record: PlanRecord, bucket: str, indent: str = "") -> CollectiveRow:
@@ -349,7 +355,8 @@ def _memory(record: PlanRecord) -> Iterator[MemoryRow]:
     memory = record.memory
     if memory is None:
         return
-    for what, held in (("arguments", memory.arguments), ("results", memory.results - memory.shared)):
+    of_their_own = "results" if not memory.shared else "results outside of donated arguments"
+    for what, held in (("arguments", memory.arguments), (of_their_own, memory.own_results)):
         yield MemoryRow(what, "", held, "")
     for buffer in memory.largest:
         value = record.value_of.get(buffer.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,40 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
         return "  ".join(row[n].rjust(widths[n]) if n in right else row[n].ljust(widths[n]) for n in kept)
 
     return [f"  {line(row)}".rstrip() for row in rows]
+
+
+_NARROW = 16
+"""Columns of a cell that keep it readable. Chosen: a kind of collective, or the end of a path."""
+
+
+def shortened(text: str, width: int) -> str:
+    """A text of so many columns at most, which loses its middle: of a path the tree and the leaf stay.
+
+    >>> shortened("state['params']['layers'][0]['mlp']['kernel']", 24)
+    "state['param…]['kernel']"
+    """
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def terminal_width() -> int:
+    """The columns of the terminal that standard output is; 0 where it is none, and lines may be as long as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def within(rows: Sequence[Sequence[str]], width: int, right: Collection[int] = ()) -> list[tuple[str, ...]]:
+    """Rows of which `aligned` makes lines of so many columns, if that is possible: the widest columns, but those of
+    numbers, are shortened first."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    free = [number for number in range(len(widths)) if number not in right]
+    while 2 * len([each for each in widths if each]) + sum(widths) > width:
+        widest = max(free, key=lambda number: widths[number], default=None)
+        if widest is None or widths[widest] <= _NARROW:
+            break
+        widths[widest] -= 1
+    return [tuple(shortened(cell, most) for cell, most in zip(row, widths, strict=True)) for row in rows]
 
 
 # Sections of a page, and how many lines of each there are where not all fit.

@@ -350,6 +350,9 @@ def _amounts(old: RecordedPlan, new: RecordedPlan) -> Iterator[Amount]:
         yield Amount("of memory", old.memory.peak, new.memory.peak)
     if old.time.unit == new.time.unit == "seconds":
         yield Amount("estimated", old.time.total, new.time.total, "seconds")
+    yield Amount("collectives", old.transfers.count, new.transfers.count, "transfers")
+    if old.flops or new.flops:
+        yield Amount("computed", old.flops, new.flops, "flop")
 
 
 # Arguments and results.

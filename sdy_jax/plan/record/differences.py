@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.ir.jax_shardings import bytes_text, count_text
+from sdy_jax.ir.jax_shardings import bytes_text, count_text, flops_text, seconds_text
 from sdy_jax.plan.record.program import RecordedCollective
 
 _LISTED = 20
 """Lines per table. Chosen: for a reader."""
+
+
+_LITTLE = 0.01
+"""The share by which operations may differ without that being written. Given: it says a percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ class CollectiveChange:
         return self.count * (new - old)
 
     @property
+    def sends(self) -> bool:
+        """Whether one of both sends something."""
+        return any(each is not None and each.wire_bytes > 0 for each in (self.before, self.after))
+
+    @property
     def one(self) -> RecordedCollective:
         """That of the plan after, or else before."""
         found = self.after or self.before
@@ -78,7 +87,7 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A figure of both plans, in bytes or seconds."""
+    """A figure of both plans; `unit` is "bytes", "seconds", "transfers" or "flop"."""
 
     name: str
     before: float
@@ -94,7 +103,7 @@ class PlanDiff:
     Attributes:
         name: of the function.
         causes: what the user changed, the edited line first.
-        amounts: bytes on the wire, memory, and time where the cost model knows it.
+        amounts: bytes on the wire, memory, time where the cost model knows it, collectives as they run, operations.
         border: arguments and results.
         collectives: those that differ, the largest difference in bytes first.
         values: those in other layouts; none where a plan does not list its values.
@@ -134,18 +143,25 @@ def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines[:_LISTED]), *more]) if lines else ""
 
 
+_TEXTS: Mapping[str, Callable[[float], str]] = {
+    "bytes": bytes_text,
+    "seconds": seconds_text,
+    "transfers": lambda count: f"{count:.0f}",
+    "flop": flops_text,
+}
+"""How figures are written, by their units."""
+
+
 def _amount(amount: Amount) -> str:
-    text = bytes_text if amount.unit == "bytes" else _seconds
+    text = _TEXTS[amount.unit]
     change = amount.after - amount.before
     if not change:
         return f"{text(amount.after)} {amount.name}, as before"
+    if amount.unit == "flop" and abs(change) < _LITTLE * amount.before:
+        return f"{text(amount.after)} {amount.name}, within a percent of before"
     share = f", {change / amount.before:+.0%}" if amount.before else ""
     sign = "+" if change > 0 else "-"
     return f"{text(amount.before)} -> {text(amount.after)} {amount.name} ({sign}{text(abs(change))}{share})"
-
-
-def _seconds(amount: float) -> str:
-    return f"{1e6 * amount:.4g} us"
 
 
 def _border(change: BorderChange) -> str:
@@ -157,9 +173,13 @@ def _border(change: BorderChange) -> str:
 
 def _collectives(changes: Sequence[CollectiveChange]) -> Iterator[str]:
     for change in changes:
+        if not change.sends:
+            continue
         one = change.one
         where = f"{one.place.line}{f' in {one.place.scope}' if one.place.scope and change.count == 1 else ''}"
         yield f"{_sign(change)} {_moved(change)}{count_text(change.count)}  {where} for {one.cause}"
+    if silent := sum(change.count for change in changes if not change.sends):
+        yield f"and {silent} slice{'s' if silent > 1 else ''} and the like, which send nothing"
 
 
 def _sign(change: CollectiveChange) -> str:

@@ -166,7 +166,7 @@ class RecordedCollective:
         dtype, shape: of the global value.
         wire_bytes: that a device sends in one execution.
         times: executions per call; loops whose trips are unknown count as one trip, and `times_known` is False.
-        time: of one execution by the cost model.
+        time: of one execution by the cost model; of a member its share of its bucket's.
         hidden: the part of that which runs beside other work.
         depth, branches: the loops and conditionals that it stands in.
         counted: False in a branch that sends less than another one of the same conditional.
@@ -179,6 +179,7 @@ class RecordedCollective:
         again: it makes a copy once more, so that the one before need not be held.
         is_ahead: it runs one trip ahead of its loop.
         bucket: the number of the bucket whose members it has.
+        estimated_times: `times`, with a guess for loops whose trips are unknown: by it times count.
     """
 
     kind: str
@@ -207,11 +208,17 @@ class RecordedCollective:
     is_ahead: bool = False
     bucket: int | None = None
     members: tuple[RecordedCollective, ...] = ()
+    estimated_times: int = 1
 
     @property
     def total_wire_bytes(self) -> float:
         """What a device sends in all executions."""
         return self.wire_bytes * self.times
+
+    @property
+    def total_time(self) -> float:
+        """What all executions take by the cost model."""
+        return self.time * self.estimated_times
 
     @property
     def single(self) -> tuple[RecordedCollective, ...]:
@@ -298,8 +305,9 @@ class RecordedMemory:
     """What a device holds, by estimate.
 
     `timeline` has the bytes of temporaries that are live while each of the ops runs; `buffers` are those temporaries,
-    so that the ones at any op are found; `largest` those at the peak, largest first. `shared` are the bytes of results
-    in the memory of donated arguments. `available`: what a device has for the program; 0 where that is not known.
+    so that the ones at any op are found; `largest` those at the peak, largest first. `results` are the bytes of all
+    results, `shared` those of them in the memory of donated arguments. `available`: what a device has for the program;
+    0 where that is not known.
     """
 
     arguments: float = 0.0
@@ -312,13 +320,42 @@ class RecordedMemory:
     available: float = 0.0
 
     @property
+    def own_results(self) -> float:
+        """Of results that do not lie in donated arguments."""
+        return self.results - self.shared
+
+    @property
     def peak(self) -> float:
         """All that a device holds at most."""
-        return self.arguments + self.results - self.shared + self.temporaries
+        return self.arguments + self.own_results + self.temporaries
 
     def live(self, op: int) -> list[RecordedBuffer]:
         """The temporaries that are live while an op runs, largest first."""
         return sorted((b for b in self.buffers if b.first <= op <= b.last), key=lambda buffer: -buffer.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHostMemory:
+    """What lies in the memory of the host, or moves from or to it.
+
+    Attributes:
+        what: "argument" or "result", which lie there; "to the host" or "to devices", which move.
+        path: of an argument or result.
+        type: with axes where the layout is known.
+        bytes: of a device's block; 0 where the layout is not known.
+        line: which moves it.
+        times, times_known: as of a collective.
+        backward: it moves in a derivative's backward pass.
+    """
+
+    what: str
+    path: str
+    type: str
+    bytes: float
+    line: str = ""
+    times: int = 1
+    times_known: bool = True
+    backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +381,7 @@ class RecordedCode:
 class RecordedRow:
     """What all stages do at once: work of one kind ("forward", "backward", "weight gradient"), in a trip of the loop.
 
-    `microbatches` and `rounds` say on what, by stage; -1 where a stage waits.
+    `microbatches` and `rounds` say on what, by stage; -1 in the bubble.
     """
 
     trip: int
@@ -362,7 +399,8 @@ class RecordedPipeline:
         axis: the mesh axis of the stages.
         stages, microbatches, rounds, layers: how many there are.
         trips: of the loop.
-        bubble: the share of the time that a stage waits, by what rows compute and what they send inside of a stage.
+        bubble: the share of the time in which a stage does nothing, by what rows compute and what they send inside of a
+            stage.
         place: where it is called.
         forward_bytes, backward_bytes: that a device sends to the next stage, or back, for one microbatch.
         sent: what two neighbours send to each other in all trips, of those that send most.

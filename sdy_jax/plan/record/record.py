@@ -19,6 +19,7 @@ from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.recorded_plan import RecordedPlan
 from sdy_jax.plan.record.timeline import NO_TIMELINE
+from sdy_jax.plan.record.transfers import Transfers
 
 # Demands on the number of collectives.
 
@@ -35,13 +36,13 @@ def check_counts(record: RecordedPlan, expected: Mapping[str, int]) -> None:
         SdyError: there is no such kind.
     """
     check_kinds(expected, "assert_collectives")
-    problems = []
+    problems, sent = [], record.transfers_by_kind
     for kind, count in expected.items():
-        found = [one for one in record.counted if one.kind == kind]
-        executions, known = sum(one.times for one in found), all(one.times_known for one in found)
-        if executions != count or not known:
+        found = [one for one in record.counted if one.kind == kind and one.wire_bytes]
+        own, known = sent.get(kind, Transfers()), all(one.times_known for one in found)
+        if own.count != count or not known:
             at_least = "" if known else "at least "
-            lines = [f"{kind}: {at_least}{executions} per call, expected {count}", *listed(found)]
+            lines = [f"{kind}: {at_least}{own.count} per call{own.before_merging}, expected {count}", *listed(found)]
             problems.append("\n".join(lines))
     if problems:
         raise AssertionError("\n".join([f"collectives of {record.name} on mesh {record.mesh}", *problems]))
@@ -121,6 +122,7 @@ class PlanRecord(RecordedPlan):
         pipelines: the runs of `sdy.pipeline` in it.
         timeline: when ops compute and collectives are sent, over one step.
         roofline: what of a device's peaks that uses; None where the cost model knows no time.
+        host: what lies in the memory of the host, and what moves from and to it.
         tried: the numbers of microbatches of which the planner took one, with what plans with them take.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
         choices: all that was searched for, from which `partition(plan=)` makes the plan again; in files, and where they

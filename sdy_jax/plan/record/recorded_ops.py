@@ -215,9 +215,13 @@ class CollectiveRecords:
             yield self._one(record, id(record) in kept)
 
     def _one(self, record: CollectiveRecord, counts: bool) -> RecordedCollective:
-        members = tuple(self._one(member, counts) for member in record.members)
         made = self._said(record, counts)
-        return replace(made, members=members) if members else self._at_op(made, record)
+        if not record.members:
+            return self._at_op(made, record)
+        members = [self._one(member, counts) for member in record.members]
+        alone = sum(member.time for member in members)
+        share = made.time / alone if alone else 0.0  # they start once
+        return replace(made, members=tuple(replace(member, time=share * member.time) for member in members))
 
     def _said(self, record: CollectiveRecord, counts: bool) -> RecordedCollective:
         """What is said of it, without the op that it is."""
@@ -243,6 +247,7 @@ class CollectiveRecords:
             again=record.again,
             is_ahead=record.is_ahead,
             bucket=record.bucket,
+            estimated_times=record.estimated_times,
         )
 
     def _at_op(self, made: RecordedCollective, record: CollectiveRecord) -> RecordedCollective:
@@ -319,7 +324,7 @@ class PipelineRecords:
         self._plan, self._places, self._ops = plan, places, ops
         self._local = LocalBytes(plan.graph)
         self._sending = {
-            ops.order[one.op]: (one.time - one.hidden) * one.times
+            ops.order[one.op]: (one.time - one.hidden) * one.estimated_times
             for each in collectives
             for one in each.single
             if one.op is not None and one.counted

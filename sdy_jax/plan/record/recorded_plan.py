@@ -15,6 +15,7 @@ from sdy_jax.plan.record.program import (
     RecordedCode,
     RecordedCollective,
     RecordedFrame,
+    RecordedHostMemory,
     RecordedMemory,
     RecordedMesh,
     RecordedOp,
@@ -24,6 +25,7 @@ from sdy_jax.plan.record.program import (
     RecordedValue,
 )
 from sdy_jax.plan.record.timeline import NO_TIMELINE, RecordedRoofline, RecordedTimeline
+from sdy_jax.plan.record.transfers import Transfers, transfers_by_kind, transfers_of
 
 # The choices of a recorded plan: all that was searched for, from which the program is partitioned again: see
 # `record.py`.
@@ -319,7 +321,8 @@ class RecordedNote:
 @dataclass(frozen=True, slots=True)
 class RecordedChange:
     """A value of one line that the planner lays out otherwise than op by op: both types, what the user stated for it,
-    the line, the bytes of the global value, and how many are alike."""
+    the line, the bytes of the global value, and how many are alike; and the mesh axes that split a dimension op by op
+    which they do not as it is."""
 
     chosen: str
     baseline: str
@@ -327,6 +330,7 @@ class RecordedChange:
     line: str
     bytes: float
     count: int
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +471,7 @@ class RecordedPlan(Printed):
     tried: tuple[RecordedTried, ...] = ()
     timeline: RecordedTimeline = NO_TIMELINE
     roofline: RecordedRoofline | None = None
+    host: tuple[RecordedHostMemory, ...] = ()
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)
 
@@ -479,3 +484,13 @@ class RecordedPlan(Printed):
     def counted(self) -> Iterator[RecordedCollective]:
         """The collectives that count, members of buckets one by one."""
         return (one for each in self.collectives for one in each.single if each.counted)
+
+    @property
+    def transfers(self) -> Transfers:
+        """What is sent in a call."""
+        return transfers_of(each for each in self.collectives if each.counted)
+
+    @property
+    def transfers_by_kind(self) -> dict[str, Transfers]:
+        """The same by kind, those that send most first."""
+        return transfers_by_kind(each for each in self.collectives if each.counted)

@@ -31,6 +31,7 @@ from sdy_jax.plan.explanations.layout_reasons import RESULTS
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.host_memory import host_memory
 from sdy_jax.plan.record.names import Names, Places, Tensors, frame_of
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
@@ -163,7 +164,9 @@ def record_of(plan: Answers) -> PlanRecord:
     arguments = border.arguments()
     records = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
     collectives = tuple(records.of(plan.collectives, plan.totals.counted))
-    planned, timeline = plan.planned_with, timeline_record(plan, ops)
+    planned, timeline, results = plan.planned_with, timeline_record(plan, ops), border.results()
+    made = tuple(ops.ops(plan.work_by_op, plan.costs)) if ops is not None else ()
+    values = tuple(ops.values(plan.stages["propagated"])) if ops is not None else ()
     return PlanRecord(
         name=plan.name,
         headline=plan.headline,
@@ -173,12 +176,12 @@ def record_of(plan: Answers) -> PlanRecord:
         options=tuple(_options(planned.policy)) if planned is not None else (),
         arguments=tuple(arguments[count:]),
         closed_over=tuple(arguments[:count]),
-        results=tuple(border.results()),
+        results=tuple(results),
         annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
         code=code_of(plan.stages["imported"], places) if ops is not None else (),
         collectives=collectives,
-        ops=tuple(ops.ops(plan.work_by_op, plan.costs)) if ops is not None else (),
-        values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
+        ops=made,
+        values=values,
         memory=_memory(plan, ops) if ops is not None else None,
         time=_time(plan),
         notes=tuple(map(_note, plan.notes)),
@@ -198,6 +201,7 @@ def record_of(plan: Answers) -> PlanRecord:
         tried=tuple(tried(plan.decided)),
         timeline=timeline,
         roofline=roofline_record(plan, timeline),
+        host=tuple(host_memory(program, arguments[count:], results, values, made)),
     )
 
 
@@ -281,15 +285,22 @@ def _note(note: Note) -> RecordedNote:
 
 
 def _layouts(plan: Answers, choice: LayoutChoice, tensors: Tensors) -> RecordedLayouts:
-    found: dict[tuple[str, str, str, str], list[float]] = {}
+    found: dict[tuple[str, str, str, str], list[ChangedLayout]] = {}
     for change in choice.changed:
         key = *_types(change, tensors), change.stated, short_source(change.source)
-        found.setdefault(key, []).append(math.prod(change.shape) * itemsize(change.dtype))
-    changed = [RecordedChange(*key, sum(each), len(each)) for key, each in found.items()]
+        found.setdefault(key, []).append(change)
+    changed = [_change(*key, each) for key, each in found.items()]
     costs = choice.cost, choice.baseline_cost, choice.sent, choice.baseline_sent
     bound = None if plan.findings.bound is None else min(choice.sent, plan.findings.bound)
     beside = choice.exposed, choice.baseline_exposed, choice.baseline_held
     return RecordedLayouts(*costs, bound, tuple(changed), plan.findings.repeating, *beside)
+
+
+def _change(chosen: str, baseline: str, stated: str, line: str, alike: Sequence[ChangedLayout]) -> RecordedChange:
+    held = sum(math.prod(each.shape) * itemsize(each.dtype) for each in alike)
+    before, after = alike[0].baseline, alike[0].chosen
+    unused = {axis.name for dim, axes in enumerate(before.axes) for axis in axes if not has_axis(after, dim, axis)}
+    return RecordedChange(chosen, baseline, stated, line, held, len(alike), tuple(sorted(unused)))
 
 
 def _types(change: ChangedLayout, tensors: Tensors) -> tuple[str, str]:

@@ -115,9 +115,13 @@ def test_the_bound_is_not_above_what_is_found_and_meets_it_on_one_axis(name):
         assert found.bound == pytest.approx(model.cost(chosen), rel=1e-5)
 
 
-def test_plans_say_what_is_sent_what_was_propagated_and_the_bound():
+CHOSEN = "layouts: chosen for the whole program, which"
+
+
+def test_plans_say_what_their_layouts_save_and_the_bound():
     plan = plan_of(attended, ATTENTION, **SEQUENCE)
-    assert "layouts: global (estimated 3.5 KiB, propagated 14.9 KiB, bound 3.5 KiB)\n" in str(plan)
+    said = f"{CHOSEN} sends 11.4 KiB less than the propagated ones op by op (0.24 of that); none send less\n"
+    assert said in str(plan)
     assert plan.bound == pytest.approx(plan.layouts.sent) == plan.wire_bytes
     assert plan_of(attended, ATTENTION, layouts="local", **SEQUENCE).bound is None
 
@@ -125,13 +129,13 @@ def test_plans_say_what_is_sent_what_was_propagated_and_the_bound():
 def test_on_several_axes_the_bound_is_for_those_who_ask():
     args = ([LAYER], *BATCH)
     plan = plan_of(step, args, mesh=PLANE, in_shardings=(P("x", "y"), P("x"), P("x")))
-    assert "plan.bound says the least" in str(plan)
+    assert CHOSEN in str(plan) and "none send" not in str(plan)
     assert 0 < plan.bound <= plan.layouts.sent
 
 
 def test_a_plan_that_stays_as_the_baseline_says_that_too():
     plan = plan_of(jnp.sum, shapes((64, 32)), mesh=LINE, in_shardings=P("x"))
-    assert "layouts: global (estimated 7 B, propagated 7 B, bound 7 B)" in str(plan)
+    assert f"{CHOSEN} sends as much as the propagated ones op by op; none send less" in str(plan)
 
 
 def test_the_bound_counts_the_users_own_collectives():
@@ -145,7 +149,17 @@ def test_the_bound_counts_the_users_own_collectives():
 def test_models_of_machines_say_times():
     costs = sdy.CostModel.of_machine("h100", LINE.axis_names)
     plan = plan_of(attended, ATTENTION, costs=costs, **SEQUENCE)
-    assert re.search(r"layouts: global \(estimated [\d.]+ us, propagated [\d.]+ us, bound [\d.]+ us", str(plan))
+    assert re.search(rf"{CHOSEN} takes [\d.]+ us less to send than the propagated ones op by op", str(plan))
+
+
+def test_plans_say_which_split_is_not_used_and_what_keeps_it():
+    plan = plan_of(attended, ATTENTION, **SEQUENCE)
+    found = re.search(r"along 'x' is not used as propagated in (\d+) values, the largest (\S+) at (\S+)\n", str(plan))
+    assert found and int(found[1]) == sum(each.count for each in plan.record().layouts.changed if each.unused)
+    assert found[2] == "f32[8,8,16@x,16]" and "partition(layouts='propagated') keeps every value" in str(plan)
+    propagated = plan_of(attended, ATTENTION, layouts="propagated", **SEQUENCE).record()
+    assert found[2] in [value.tensor.type for value in propagated.values]
+    assert found[2] not in [value.tensor.type for value in plan.record().values]
 
 
 # Reasons.

@@ -152,4 +152,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     assert main(["plan", str(module), "--html", str(tmp_path / "m.html")]) == 0
     assert "plan of" in capsys.readouterr().out.lower()
-    assert data_of((tmp_path / "m.html").read_text(encoding="utf-8"))["plans"][0]["mesh"]["axes"] == [["a", 2]]
+    data = data_of((tmp_path / "m.html").read_text(encoding="utf-8"))["plans"][0]
+    assert data["mesh"]["axes"] == [["a", 2]] and data["transfers"] == {"": [0, 0, 0]}
+    said = "chosen for the whole program, which sends as much as the propagated ones op by op"
+    assert data["layouts"] == said  # it sends nothing at all

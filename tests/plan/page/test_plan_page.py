@@ -170,9 +170,8 @@ def test_a_page_of_a_small_program_has_its_fix_its(mesh):
     assert section(str(plan), "fix-its")[0].strip() == str(plan.fixes[0])
 
 
-def test_a_page_of_a_large_program_says_how_to_ask_for_fix_its(deep):
-    (said,) = section(str(deep), "fix-its")
-    assert said.startswith("  plan.fixes looks for") and "fixes" not in vars(deep)
+def test_a_page_of_a_large_program_looks_for_no_fix_its(deep):
+    assert "fix" not in str(deep) and "fixes" not in vars(deep)
 
 
 # Folding.
@@ -196,6 +195,26 @@ def test_a_tree_as_one_before_is_a_line():
 
 def test_odd_paths_stay_as_they_are():
     assert folded("a]b", "constant 0", "x['k.e[y']") == [("a]b", 1, ""), ("constant 0", 1, ""), ("x['k.e[y']", 1, "")]
+
+
+def test_tables_keep_to_the_width_of_a_terminal(deep, monkeypatch):
+    whole = str(deep.table("arguments"))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert str(deep.table("arguments")) == whole and max(map(len, whole.splitlines())) > 80
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    narrow = str(deep.table("arguments"))
+    assert max(map(len, narrow.splitlines()[1:])) <= 80 and len(narrow.splitlines()) == len(whole.splitlines())
+    assert "…" in narrow and "'up']  " in narrow
+    sizes = [re.findall(r"[\d.]+ (?:B|[KM]iB)", text) for text in (whole, narrow)]
+    assert sizes[0] == sizes[1]
+
+
+def test_long_paths_lose_their_middle_on_a_page(deep):
+    path = "state" + "['a_long_name_of_a_module']" * 6 + "['kernel']"
+    record = replace(deep.record(), arguments=(replace(deep.record().arguments[0], path=path),))
+    [line] = [line for line in page_of(record).splitlines() if line.startswith("  state['a_long_name")]
+    shown = line.split()[0]
+    assert len(shown) == 72 and shown.endswith("_of_a_module']['kernel']") and "…" in shown
 
 
 def test_sections_share_a_page():

@@ -30,23 +30,37 @@ function scaled(amount, base, units) {
     amount /= base;
     unit += 1;
   }
-  return `${unit === 0 ? Math.round(amount) : amount.toFixed(amount < 100 ? 1 : 0)} ${units[unit]}`;
+  return `${fixed(amount, unit === 0 ? 0 : 1)} ${units[unit]}`;
+}
+
+/** A number with so many decimals, ties to even: as the plan's text rounds. */
+function fixed(amount, decimals) {
+  const moved = amount * 10 ** decimals;
+  const rounded = Math.abs(moved % 1) === 0.5 ? 2 * Math.round(moved / 2) : Math.round(moved);
+  return (rounded / 10 ** decimals).toFixed(decimals);
 }
 
 const bytesText = (amount) => scaled(amount, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-const flopsText = (amount) => scaled(amount, 1000, ["flop", "kflop", "Mflop", "Gflop", "Tflop", "Pflop"]);
+const flopsText = (amount) => scaled(amount, 1000, ["flop", "kflop", "Mflop", "Gflop", "Tflop"]);
 const countText = (amount) => Math.round(amount).toLocaleString("en");
 const percent = (part, whole) => (part > 0 && part < 0.0005 * whole ? "<0.1%" : whole > 0 ? `${((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0)}%` : "0%");
 const several = (count, noun) => `${countText(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-/** A time of the cost model, whose unit is seconds, or bytes where it knows no rates. */
+/** A time of the cost model, whose unit is seconds, or bytes where it knows no rates: as the plan's text writes it. */
 function timeText(amount, unit) {
   if (unit !== "seconds") return bytesText(amount);
-  for (const [name, size] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
-    if (amount >= size) return `${(amount / size).toPrecision(3)} ${name}`;
+  for (const name of ["s", "ms"]) {
+    if (amount >= 0.9995) return `${amount >= 1000 ? amount.toFixed(0) : Number(amount.toPrecision(3))} ${name}`;
+    amount *= 1000;
   }
-  return `${(amount * 1e9).toPrecision(2)} ns`;
+  return `${Number(amount.toPrecision(3))} us`;
 }
+
+const beforeMerging = ({ count, unmerged }) => (unmerged === count ? "" : ` (${countText(unmerged)} before merging)`);
+/** `14 (62 before merging)`. */
+const transfersText = (found) => `${countText(found.count)}${beforeMerging(found)}`;
+/** `14 collectives (62 before merging)`. */
+const transfersWords = (found) => `${several(found.count, "collective")}${beforeMerging(found)}`;
 
 /** Whether the cost model knows times; else its costs are bytes, which are said anyhow. */
 const hasTimes = () => app.plan.unit === "seconds";

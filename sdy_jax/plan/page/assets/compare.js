@@ -6,7 +6,7 @@ function showCompare(view) {
   const { causes, border, collectives, values } = app.differences;
   const box = el("div", { class: "pages compare" }, totals(), causesOf(causes));
   box.append(
-    pairs("Collectives", collectives.map(collectiveRow), {
+    pairs("Collectives", collectives.map(collectiveRow).filter((row) => row.before?.bytes || row.after?.bytes), {
       label: ({ after, before }) => groupLabel(after ?? before),
       side: (which, collective, { count }) => [el("b", {}, bytesText(collective.total * count)), el("span", { class: "quiet" }, ` ×${countText(count * collective.times)}`)],
       choose: ({ before, after }) => openCollective(after ? 0 : 1, after ?? before),
@@ -49,12 +49,11 @@ function groupLabel(collective) {
   return [el("span", { class: `mark ${collective.kind}` }), `${collective.kind} `, el("span", { class: "quiet", title: text }, `${collective.axes} · ${fileLine(line)}`)];
 }
 
-const AMOUNTS = { "on the wire": "Sent by a device", "of memory": "Memory of a device", estimated: "Estimated time" };
+const AMOUNTS = { "on the wire": "Sent by a device", "of memory": "Memory of a device", estimated: "Estimated time", collectives: "Collectives", computed: "Operations of a device" };
+const AMOUNT_TEXTS = { bytes: bytesText, seconds: (amount) => timeText(amount, "seconds"), transfers: countText, flop: flopsText };
 
 function totals() {
-  const [now, before] = app.plans.map((each) => each.plan);
-    const rows = app.differences.amounts.map(([name, one, other, unit]) => [AMOUNTS[name] ?? name, one, other, (amount) => timeText(amount, unit)]);
-  rows.push(["Collectives", before.executions(), now.executions(), countText], ["Operations of a device", before.data.flops, now.data.flops, flopsText]);
+  const rows = app.differences.amounts.map(([name, one, other, unit]) => [AMOUNTS[name] ?? name, one, other, AMOUNT_TEXTS[unit]]);
   const cells = rows.map(([name, one, other, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, text(one)), el("td", {}, text(other)), el("td", {}, changeChip(one, other))));
   const top = el("tr", {}, el("td"), el("th", { scope: "col" }, "before"), el("th", { scope: "col" }, "now"), el("th", { scope: "col" }, "change"));
   return el("table", { class: "totals" }, el("thead", {}, top), el("tbody", {}, cells));

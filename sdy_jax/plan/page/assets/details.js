@@ -58,8 +58,8 @@ function scopeDetails(scope) {
 
 /** Collectives that are alike are one line, with how often they run. */
 function collectivesPart(groups) {
-  const count = app.plan.executions(groups.flatMap((group) => group.all));
-  return part(`Collectives (${countText(count)})`, fewOf(groups, 8, groupLine));
+  const found = app.plan.transfersOf(groups.flatMap((group) => group.all));
+  return part(`Collectives: ${transfersText(found)}`, fewOf(groups, 8, groupLine));
 }
 
 function aboutPlan() {
@@ -77,8 +77,8 @@ function aboutPlan() {
 }
 
 function groupLine(group) {
-  const runs = app.plan.executions(group.all);
-  const text = `${group.first.kind}${runs > 1 ? ` ×${countText(runs)}` : ""}`;
+  const { unmerged } = app.plan.transfersOf(group.all);
+  const text = `${group.first.kind}${unmerged > 1 ? ` ×${countText(unmerged)}` : ""}`;
   return [
     el("button", { class: "link", onclick: () => selectCollective(group.first, app.scope) }, el("span", { class: `mark ${group.first.kind}` }), text),
     ` ${group.first.axes} `,
@@ -178,7 +178,7 @@ function collectiveDetails(collective) {
       ["axes", axes],
       ["sent", `${bytesText(collective.total)} · ${percent(collective.total, plan.data.wire)} of all`],
       ["runs", collective.times > 1 ? `${countText(collective.times)} times, ${bytesText(collective.bytes)} each` : "once"],
-      ["time", hasTimes() && `${timeText(collective.time * collective.times, plan.unit)}${collective.hidden ? `, ${timeText(collective.hidden * collective.times, plan.unit)} of it hidden` : ""}`],
+      ["time", hasTimes() && `${timeText(collective.time, plan.unit)}${collective.hidden ? `, ${timeText(collective.hidden, plan.unit)} of it hidden` : ""}`],
       ["combines by", collective.reduction],
       ["", flags.join("; ")],
     ]),

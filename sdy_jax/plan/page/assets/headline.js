@@ -19,15 +19,13 @@ function partsBar(parts) {
   return el("div", { class: "parts", role: "img", "aria-label": label }, shown.map(([kind, amount, words]) => el("span", { class: kind, style: `flex:${amount / whole}`, title: `${words}: ${percent(amount, whole)}` })));
 }
 
-function sums(amount) {
-  const found = new Map();
-  for (const each of app.plan.counted) found.set(each.kind, (found.get(each.kind) ?? 0) + amount(each));
-  return [...found].sort((a, b) => b[1] - a[1]);
-}
+/** The kinds of collectives, those that send most first. */
+const kindsOf = (plan) => Object.keys(plan.data.transfers).filter(Boolean);
 
 function sentFigure() {
-  const { wire, known } = app.plan.data;
-  const parts = sums((each) => each.total).map(([kind, amount]) => [kind, amount, `${kind} ${bytesText(amount)}`]);
+  const { plan } = app;
+  const { wire, known } = plan.data;
+  const parts = kindsOf(plan).map((kind) => [kind, plan.transfers(kind).bytes, `${kind} ${bytesText(plan.transfers(kind).bytes)}`]);
   return figure("Sent by a device", `${known ? "" : "≥ "}${bytesText(wire)}`, " per call", partsBar(parts));
 }
 
@@ -52,21 +50,22 @@ function workFigure({ flops, repeated }) {
 
 function memoryFigure(memory) {
   if (!memory) return figure("Memory of a device", "–", " not known", null);
-  const results = memory.results - memory.shared;
   const parts = [
     ["arguments", memory.arguments, `arguments ${bytesText(memory.arguments)}`],
-    ["results", results, `results ${bytesText(results)}`],
+    ["results", memory.own, resultsText(memory)],
     ["temporaries", memory.temporaries, `temporaries ${bytesText(memory.temporaries)}`],
   ];
-  return figure("Memory of a device", bytesText(memory.arguments + results + memory.temporaries), " at the peak", partsBar(parts));
+  return figure("Memory of a device", bytesText(memory.peak), " at the peak", partsBar(parts));
 }
 
 function kindsFigure() {
-  const counts = new Map(sums((each) => each.times));
-  const kinds = sums((each) => each.total).map(([kind]) => kind); // those that send most come first
-  const chips = kinds.map((kind) => el("span", { class: "kind-count" }, el("span", { class: `mark ${kind}` }), `${kind} ${countText(counts.get(kind))}`));
-  const words = kinds.map((kind) => `${kind} ${countText(counts.get(kind))}`).join(", ");
-  return figure("Collectives", countText(app.plan.executions()), " per call", el("div", { class: "kinds", title: words }, chips));
+  const { plan } = app;
+  const kinds = kindsOf(plan);
+  const chips = kinds.map((kind) => el("span", { class: "kind-count" }, el("span", { class: `mark ${kind}` }), `${kind} ${countText(plan.transfers(kind).count)}`));
+  const words = kinds.map((kind) => `${kind} ${transfersText(plan.transfers(kind))}`).join(", ");
+  const { count, unmerged } = plan.transfers();
+  const about = unmerged === count ? " per call" : ` per call, ${countText(unmerged)} before merging`;
+  return figure("Collectives", countText(count), about, el("div", { class: "kinds", title: words }, chips));
 }
 
 // Steps.

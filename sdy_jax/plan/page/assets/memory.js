@@ -40,21 +40,23 @@ function showMemory() {
 
 function memoryHead(memory) {
   const swatch = (kind, name, amount) => el("span", { class: "swatch" }, el("i", { class: kind }), `${name} ${bytesText(amount)}`);
-  const whole = memory.arguments + memory.results - memory.shared + memory.temporaries;
   return el(
     "div",
     { class: "panel-head" },
     el("h2", {}, "Memory of a device"),
-    el("span", { class: "quiet" }, `peak ${bytesText(whole)}`),
+    el("span", { class: "quiet" }, `peak ${bytesText(memory.peak)}`),
     el("span", { class: "push" }),
     swatch("arguments", "arguments", memory.arguments),
-    swatch("results", "results", memory.results - memory.shared),
+    el("span", { class: "swatch" }, el("i", { class: "results" }), resultsText(memory)),
     swatch("temporaries", "temporaries, at most", memory.temporaries),
   );
 }
 
 const peakOf = (memory) => memory.timeline.reduce((best, size, op) => (size > memory.timeline[best] ? op : best), 0);
-const alwaysHeld = (memory) => memory.arguments + memory.results - memory.shared;
+const alwaysHeld = (memory) => memory.arguments + memory.own;
+
+/** All results, and how much of them lies in arguments that are held anyhow. */
+const resultsText = ({ results, shared }) => `results ${bytesText(results)}${shared ? ` (${bytesText(shared)} of them in donated arguments)` : ""}`;
 
 /** The area: per column of points the largest of its ops. */
 function area(memory, width) {

@@ -40,13 +40,14 @@ function pipelineSection(pipeline) {
   return el("section", {}, title, pipelineFacts(pipeline), legend(pipeline), timeline(pipeline), stageTable(pipeline));
 }
 
-function pipelineFacts({ layers, stages, rounds, microbatches, trips, bubble, boundary, sent, stacks, carried }) {
+function pipelineFacts({ layers, stages, rounds, microbatches, trips, bubble, boundary, sent, stacks, carried, reason }) {
   const ways = ["on", "back"].map((way, n) => boundary[n] && `${bytesText(boundary[n])} ${way}`).filter(Boolean);
   return facts([
     ["runs", `${several(layers, "layer")} on ${several(stages, "stage")}${rounds > 1 ? ` in ${rounds} rounds` : ""}, ${several(microbatches, "microbatch").replace(/hs$/, "hes")}, ${several(trips, "trip")}`],
-    ["a stage waits", `${percent(bubble, 1)} of the time`],
+    ["bubble", `${percent(bubble, 1)} of the time`],
     ["a boundary", `${ways.join(" and ")} per microbatch, ${bytesText(sent)} in all trips`],
     ["a device", `${bytesText(stacks)} of its stage's stacks, ${bytesText(carried)} carried from trip to trip`],
+    ["at most", reason],
   ]);
 }
 
@@ -77,7 +78,7 @@ function timeline(pipeline) {
   const { schedule, stages, bubble, trips } = pipeline;
   const placed = placedRows(pipeline);
   const { left, wide, trip } = placed.at(-1);
-  const label = `Timeline of ${schedule}: a stage waits ${percent(bubble, 1)} of the time`;
+  const label = `Timeline of ${schedule}: bubble ${percent(bubble, 1)} of the time`;
   const drawing = svg("svg", { role: "img", "aria-label": label, width: left + wide + 1, height: stages * CELL.high + 1 });
   for (let stage = 0; stage < stages; stage += 1) {
     drawing.append(svg("text", { class: "stage-name", x: CELL.names - 8, y: (stage + 0.5) * CELL.high }, `stage ${stage}`));
@@ -90,7 +91,7 @@ function timeline(pipeline) {
 function timelineCell({ kinds, rounds: count }, { trip, kind, microbatches, rounds, left, wide }, stage) {
   const [microbatch, round] = [microbatches[stage], rounds[stage]];
   const place = { x: left + 0.5, y: stage * CELL.high + 1.5, width: wide - 1, height: CELL.high - 3 };
-  if (microbatch < 0) return [svg("rect", { ...place, class: "waits" })];
+  if (microbatch < 0) return [svg("rect", { ...place, class: "bubble" })];
   const said = `stage ${stage}, trip ${trip}: ${kinds[kind]} of microbatch ${microbatch}${count > 1 ? `, round ${round}` : ""}`;
   const shade = count > 1 ? 1 - (0.45 * round) / (count - 1) : 1;
   const cell = svg("rect", { ...place, class: kindClass(kinds[kind]), "fill-opacity": shade }, svg("title", {}, said));

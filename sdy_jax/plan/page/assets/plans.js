@@ -1,4 +1,5 @@
-// A plan as it is written in the page, with what is asked of it often.
+// A plan as it is written in the page, with what is asked of it often. Of a collective `bytes` are of one execution, `time`
+// and `hidden` of all.
 
 const COLLECTIVE = ["kind", "axes", "reduction", "type", "origin", "cause", "bytes", "times", "time", "hidden", "place", "op", "serves", "bucket", "value", "result", "flags"];
 const WORDS = 6; // the first so many of a collective's fields are strings
@@ -17,10 +18,10 @@ class Plan {
     this.valueCount = data.values.tensor.length;
     this.opCount = data.ops.kind.length;
     this.collectives = data.collectives.map((row, index) => this._collective(row, index));
-    this.counted = this.collectives.filter((each) => each.counted);
+    this.counted = this.collectives.filter((each) => each.counted && each.bytes > 0);
     this.collectiveAt = new Map(this.collectives.filter((each) => each.op >= 0).map((each) => [each.op, each]));
     this.sent = this._perOp((each) => each.bytes * each.times);
-    this.sending = this._perOp((each) => each.time * each.times);
+    this.sending = this._perOp((each) => each.time);
     this.users = this._users();
     this.numbers = new Map(this.names.map((name, n) => [name, n]));
     this.buffers = new Map((data.memory?.buffers ?? []).map((buffer) => [buffer[0], buffer]));
@@ -33,9 +34,17 @@ class Plan {
     return Object.assign(found, { known, counted, again, ahead, total: found.bytes * found.times });
   }
 
-  /** How often collectives run in a call; of all, or of some. */
-  executions(collectives = this.counted) {
-    return collectives.reduce((sum, each) => sum + each.times, 0);
+  /** The transfers of a call as the record counts them: as they run, before merging, and their bytes; of a kind, or of all. */
+  transfers(kind = "") {
+    const [count, unmerged, bytes] = this.data.transfers[kind] ?? [0, 0, 0];
+    return { count, unmerged, bytes };
+  }
+
+  /** The same of some collectives: members of a bucket run as one. */
+  transfersOf(collectives) {
+    const runs = new Map(collectives.map((each) => [each.bucket >= 0 ? `bucket ${each.bucket}` : each.index, each.times]));
+    const sum = (amounts) => amounts.reduce((all, each) => all + each, 0);
+    return { count: sum([...runs.values()]), unmerged: sum(collectives.map((each) => each.times)), bytes: sum(collectives.map((each) => each.total)) };
   }
 
   /** What collectives are about, at the ops that they are, or that send by themselves. */

@@ -40,10 +40,13 @@ function sourceLine(line, most) {
   const kinds = new Map();
   for (const op of line.ops) {
     const collective = app.plan.collectiveAt.get(op);
-    if (collective?.counted) kinds.set(collective.kind, (kinds.get(collective.kind) ?? 0) + collective.times);
+    if (collective?.counted && collective.bytes) kinds.set(collective.kind, [...(kinds.get(collective.kind) ?? []), collective]);
   }
-  const words = ([kind, count]) => (count > 1 ? `${kind} ×${countText(count)}` : kind);
-  const marks = [...kinds].map((each) => el("span", { class: `kind-mark ${each[0]}`, title: words(each), "aria-label": words(each), role: "img" }, el("span", { class: `mark ${each[0]}` }), countText(each[1])));
+  const marks = [...kinds].map(([kind, all]) => {
+    const found = app.plan.transfersOf(all);
+    const words = found.unmerged > 1 ? `${kind} ×${transfersText(found)}` : kind;
+    return el("span", { class: `kind-mark ${kind}`, title: words, "aria-label": words, role: "img" }, el("span", { class: `mark ${kind}` }), countText(found.count));
+  });
   const { scope } = app.selected;
   const isChosen = [scope, scope?.parent].some((each) => each?.kind === "line" && each.label === line.line);
   return el(

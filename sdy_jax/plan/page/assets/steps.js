@@ -13,7 +13,7 @@ class Steps {
     if (plan.data.steps) this._propagation(plan.data.steps);
     this._planner();
     this._phase("partitioned");
-    this._add({ title: "Partitioned", text: `the program with its ${several(plan.executions(), "collective")}`, changed: this._made() });
+    this._add({ title: "Partitioned", text: `the program with its ${transfersWords(plan.transfers())}`, changed: this._made() });
   }
 
   get last() {

@@ -32,8 +32,8 @@ function alike(collectives) {
     const group = found.get(key);
     group.all.push(each);
     group.sent += each.total;
-    group.time += each.time * each.times;
-    group.hidden += each.hidden * each.times;
+    group.time += each.time;
+    group.hidden += each.hidden;
   }
   return [...found.values()].sort((a, b) => b.sent - a.sent || b.time - a.time);
 }
@@ -50,11 +50,11 @@ function showCollectives(view) {
   const box = el("div", { id: "collectives", class: "table" });
   const sorted = el("select", { "aria-label": "Order", onchange: (event) => ((sortedBy = event.target.value), showCollectives(view)) });
   for (const [name, label] of [["sent", "largest first"], ["time", "longest first"]]) sorted.append(el("option", { value: name, selected: sortedBy === name }, label));
-  const words = [several(plan.executions(counted), "collective"), bytesText(sent), ...(hasTimes() ? [timeText(time, plan.unit)] : [])].join(", ");
+  const words = [transfersWords(plan.transfersOf(counted)), bytesText(sent), ...(hasTimes() ? [timeText(time, plan.unit)] : [])].join(", ");
   view.replaceChildren(el("div", { class: "view-bar" }, crumbs(), el("span", { class: "quiet" }, words), sorted), box);
   table(box, {
     label: "Collectives, those alike together",
-    columns: [["Collective", "minmax(130px, 1fr)"], ["Axes", "minmax(86px, .6fr)"], ["Runs", "48px", "right"], ["Sent", "72px", "right"], ["Share", "64px"], ...(hasTimes() ? [["Time", "64px", "right"]] : []), ["For", "minmax(120px, 2.4fr)"]],
+    columns: [["Collective", "minmax(130px, 1fr)"], ["Axes", "minmax(86px, .6fr)"], ["Calls", "48px", "right"], ["Sent", "72px", "right"], ["Share", "64px"], ...(hasTimes() ? [["Time", "64px", "right"]] : []), ["For", "minmax(120px, 2.4fr)"]],
     entries: groups,
     choose: (group) => selectCollective(group.first, app.scope),
     row: (group) => collectiveCells(group, sent),
@@ -63,12 +63,12 @@ function showCollectives(view) {
 
 function collectiveCells(group, sent) {
   const { first, all } = group;
-  const runs = app.plan.executions(all);
+  const runs = app.plan.transfersOf(all);
   const place = app.plan.placeOf(first.place);
   return [
     [el("span", { class: `mark ${first.kind}`, "aria-hidden": "true" }), first.kind, first.ahead ? el("span", { class: "chip" }, "ahead") : null],
     first.axes,
-    `${countText(runs)}×${first.known ? "" : "?"}`,
+    el("span", { title: transfersWords(runs) }, `${countText(runs.unmerged)}×${first.known ? "" : "?"}`),
     bytesText(group.sent),
     shareBar(group.sent, sent, first.kind),
     ...(hasTimes() ? [timeText(group.time, app.plan.unit)] : []),
@@ -107,8 +107,7 @@ function showChanges(view) {
   entries.sort((a, b) => plan.bytes(b) - plan.bytes(a));
   const box = el("div", { id: "changes", class: "table" });
   const { layouts } = plan.data;
-  const cost = (amount) => timeText(amount, plan.unit);
-  const saved = layouts ? `Planned as a whole it ${hasTimes() ? "takes" : "sends"} ${cost(layouts[0])}, op by op ${cost(layouts[1])}, by the planner’s model.` : "Layouts were decided op by op.";
+  const saved = layouts ? `Layouts were ${layouts}, by the planner’s model.` : "Layouts were decided op by op.";
   const words = `${saved} ${several(entries.length, "value")} differ${entries.length === 1 ? "s" : ""} from what propagation proposed.`;
   view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
   table(box, {
@@ -128,7 +127,7 @@ function showChanges(view) {
 }
 
 function showNotes(view) {
-  const { notes, annotations, padding, recomputed, blocked } = app.plan.data;
+  const { notes, annotations, padding, recomputed, blocked, host } = app.plan.data;
   const [gone, again] = recomputed || [[], []];
   const said = annotations.map(([kind, text, type, place]) => ({ line: app.plan.placeOf(place).line, what: `${kind} ${text}`, rest: type }));
   const section = (title, items) => (items.length ? el("section", {}, el("h3", {}, `${title} (${items.length})`), el("ul", { class: "notes" }, items)) : null);
@@ -139,6 +138,7 @@ function showNotes(view) {
     section("Computed again instead of being held", gone.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} on a device`))),
     section("Runs again for that", again.map(([op, line, flops]) => note(line, op, `${flopsText(flops)} on a device`))),
     section("Computed part by part", blocked.map(([type, line, dim, parts, bytes]) => note(line, type, `${parts} parts of dimension ${dim}, ${bytesText(bytes)} on a device together`))),
+    section("Host memory", host.map(([what, type, bytes, when, line]) => note(line.replace(" (backward)", ""), what, [type, bytes, when].filter(Boolean).join(", ")))),
     section("Padding", padding.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} of padding on a device`))),
   ].filter(Boolean);
   view.replaceChildren(el("div", { class: "pages" }, parts.length ? parts : el("p", { class: "quiet empty" }, "Nothing to note: all ops could be split as proposed.")));
