@@ -72,13 +72,13 @@ def specs(*stacked: None) -> dict[str, P]:
     return {"up": P(*stacked, "data", "model"), "down": P(*stacked, "model", "data")}
 
 
-def step_of_layers(costs: sdy.CostModel | None, **options: Any) -> sdy.Plan:
+def step_of_layers(costs: sdy.CostModel | None, rows: int = ROWS, **options: Any) -> sdy.Plan:
     """Layers one by one, their weights over all devices."""
     split = [specs()] * LAYERS
     f = sdy.partition(
         trained(unrolled), mesh=MESH, in_shardings=(split, P("data")), out_shardings=split, **said(costs), **options
     )
-    return f.plan([weights()] * LAYERS, shape(ROWS, WIDTH))
+    return f.plan([weights()] * LAYERS, shape(rows, WIDTH))
 
 
 def step_in_a_loop(costs: sdy.CostModel | None, **options: Any) -> sdy.Plan:
@@ -177,7 +177,7 @@ def until_it_is_small() -> sdy.Plan:
 
 
 TIMED: dict[str, Callable[[], sdy.Plan]] = {
-    "layers, over a network": lambda: step_of_layers(SPREAD),
+    "layers, over a network": lambda: step_of_layers(SPREAD, 2 * ROWS),
     "layers, in buckets": lambda: step_of_layers(H100),
     "layers on TPUs": lambda: step_of_layers(V5E),
     "layers in bytes": lambda: step_of_layers(None),
