@@ -17,7 +17,7 @@ from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.ops.collectives.movement import not_before
 from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.registry import AWAITED, LocalOp, emitter, rematerializable, runs_part_by_part
+from sdy_jax.lowering.ops.registry import AWAITED, LocalOp, emitter, folds, rematerializable, runs_part_by_part
 from sdy_jax.lowering.ops.shards import offset, own_block
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE, NUMBERS
 from sdy_jax.shardy.rules.registry import LINEAR, Linear
@@ -50,6 +50,17 @@ def _convert(local: LocalOp, operand: jax.Array) -> Any:
     converted = lax.convert_element_type(operand, numpy_dtype(target))
     # JAX without 64-bit mode would silently give 32 bits.
     return converted if converted.dtype == numpy_dtype(target) else re_emit(local, operand)
+
+
+@folds("stablehlo.convert")
+def _fold_same_type(op: Op) -> bool:
+    """What jax makes of a carry of a weak type: it would hide from planning that a loop carries a sum."""
+    (taken,), (made,) = op.operands, op.results
+    is_moved = taken.sharding and made.sharding and not taken.sharding.same_layout_as(made.sharding)
+    if taken.type != made.type or not made.uses or is_moved:
+        return False
+    made.mlir.replace_all_uses_with(taken.mlir)
+    return True
 
 
 _COMPARISONS = {"EQ": lax.eq, "NE": lax.ne, "GE": lax.ge, "GT": lax.gt, "LE": lax.le, "LT": lax.lt}

@@ -76,6 +76,27 @@ def is_sum(body: Any, shape: tuple[int, ...] = (2, 4, 4), stacks: bool = False) 
     return next(is_carried_sum(edge, stacks) for edge in edges_of(loop) if edge.owner.shape == shape)
 
 
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_gradients_of_microbatches_are_reduced_once(is_weak: bool) -> None:
+    """Whatever type weights have: a carry of a weak one is converted to the type that it has, in each trip."""
+
+    def gradients(weights: Any, batches: Any) -> Any:
+        def step(total: Any, batch: Any) -> Any:
+            slopes = jax.grad(lambda w: jnp.sum(jnp.tanh(batch @ w[0]) @ w[1]))(weights)
+            return jax.tree.map(jnp.add, total, slopes), None
+
+        return lax.scan(step, jax.tree.map(jnp.zeros_like, weights), batches)[0]
+
+    dtype = {} if is_weak else {"dtype": jnp.float32}
+    weights = jnp.full((WIDTH, 4 * WIDTH), 0.01, **dtype), jnp.full((4 * WIDTH, WIDTH), 0.01, **dtype)
+    assert weights[0].aval.weak_type == is_weak
+    f = sdy.partition(gradients, mesh=MESH, in_shardings=(P(), P(None, "data")))
+    batches = jnp.asarray(np.random.default_rng(0).normal(size=(TRIPS, 64 * ROWS, WIDTH)), jnp.float32)
+    sent = [each for each in f.plan(weights, batches).collectives if each.wire_bytes]
+    assert {(each.kind, each.times) for each in sent} == {("all_reduce", 1)}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4), f(weights, batches), gradients(weights, batches))
+
+
 def test_only_what_is_added_to_is_a_sum() -> None:
     assert is_sum(lambda i, s: s + 1.0)
     assert is_sum(lambda i, s: lax.dynamic_update_index_in_dim(s, s[0] + 1.0, 0, 0))
