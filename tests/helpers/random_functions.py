@@ -14,7 +14,7 @@ from machine_models import planned_for, small_costs
 
 import sdy_jax as sdy
 
-MESHES = [((2, 4), "xy"), ((2, 2, 2), "xyz"), ((8,), "x")]
+MESHES = [((2, 4), tuple("xy")), ((2, 2, 2), tuple("xyz")), ((8,), ("x",))]
 SIZES = (8, 8, 3, 7, 9, 12, 17)
 
 
