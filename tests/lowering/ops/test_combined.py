@@ -397,7 +397,7 @@ def test_plans_and_profiles_show_buckets():
     text = str(f.plan(xs))
     assert 'all_gather {"x"} bucket 0' in text and "2 of f32" in text
     assert text.count("  all_gather [{") == 2
-    assert "1 collective," in text
+    assert "1 collective (2 before merging)," in text
     assert "bucket_0_sdy.all_gather[x]" in f.lower(xs).compile().as_text()
 
 
