@@ -365,8 +365,9 @@ class Schedule:
 
 
 def runs_each_time(block: Block) -> float:
-    """How often a block runs each time that its op does, by estimate."""
-    return executions(block.ops[0]).estimate / executions(block.parent).estimate
+    """How often a block runs each time that its op does, by estimate; 0 where that never runs."""
+    around = executions(block.parent).estimate
+    return executions(block.ops[0]).estimate / around if around else 0.0
 
 
 @dataclass(slots=True)

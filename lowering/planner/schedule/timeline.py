@@ -99,10 +99,12 @@ class NumberedOps:
             if number not in self._left:
                 time, traffic = time + done.times * done.time, traffic + done.times * done.traffic
                 continue
-            found[number] = done.with_folded(time, traffic)
-            time = traffic = 0.0
-        if found and time:
-            last = max(found)
+            found[number] = done
+            if done.times:  # what never runs takes nothing over
+                found[number] = done.with_folded(time, traffic)
+                time = traffic = 0.0
+        if time and (runs := [number for number, done in found.items() if done.times]):
+            last = max(runs)
             found[last] = found[last].with_folded(time, traffic)
         return (OpTime(self._left[number], done.time, done.traffic) for number, done in found.items())
 

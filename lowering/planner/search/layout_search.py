@@ -159,34 +159,56 @@ before it."""
 
 
 _PROMISED = 0.03
-"""The share of a program's cost that the model promises where products repeat work, from which on a trial tells
-whether it is so. Measured (2026-11): of an 8B model on 16 x 16 chips of v5e the model promises hundredths, and the
-program takes as many more."""
+"""The share of a program's cost that the model promises where products repeat work, from which on a trial tells whether
+it is so. Measured (2026-11): of an 8B model on 16 x 16 chips of v5e the model promises hundredths, and the program
+takes as many more."""
+
+_REPEATING = 0.15
+"""The share of a program's cost that repeated work of products has to save in a trial. Measured (2026-11, v5e, 2 x 4,
+by the compiler): an MLP that saves 0.19 so takes 0.98 of jit's time, a transformer that saves 0.10 takes 1.05, and 1.00
+without; a chain of products of small split matrices saves from a quarter on, where these are gathered first."""
+
+_QUICKER = 0.025
+"""The share that a program has to save if it is planned as if no collectives shared latency. Measured (2026-11, eight
+H100s): to save 0.02 of 16 us, the solution of a small system gathers 80 KiB in place of 4 bytes."""
 
 _FEW = 500
 """Nodes of a program up to which it is also planned as if no collectives shared latency: how many there are to share
-it is known only where layouts are. Measured (2026-11, v5e, 2 x 4): 13 of 19 programs of 34 to 116 nodes take 0.75 to
-0.99 of the time by that, none more, and a transformer of 486 nodes 0.90; 8B models change by a thousandth."""
+it is known only where layouts are. Measured (2026-11, 2 x 4, as compiled for v5e): ten of eleven programs of 34 to 116
+nodes take 0.37 to 0.99 of the time by that, one as long; of 8B models it changes a thousandth."""
 
 
 class _Tried:
-    """The programs that choices make, by choice."""
+    """The programs that choices make, by choice; the first one is the baseline."""
 
-    def __init__(
-        self, program: PlanningProblem, trial: Callable[[LayoutPlan], PartitionedProgram], budget: MemoryBudget
-    ):
-        self._program, self._trial, self._budget = program, trial, budget
-        self.programs: dict[object, PartitionedProgram] = {}
+    def __init__(self, program: PlanningProblem, search: LayoutSearch):
+        self._program, self._search = program, search
+        self.programs: dict[object, PartitionedProgram] = {tuple(program.start): search.baseline}
 
-    def cheaper(self, choice: Chosen, other: Chosen) -> Chosen:
-        """The one of two choices whose program fits and costs less; the first one, if both do."""
-        return min(choice, other, key=self._rank) if choice != other else choice
+    def best(self, choices: Sequence[Chosen]) -> Chosen:
+        """The first choice, or the baseline, unless the program of another one fits better, or costs less by a share.
+        The only one needs no trial."""
+        first, *others = choices
+        if all(other == first for other in others):
+            return first
+        found = min(self._program.start, first, key=self._rank)
+        for other in sorted(others, key=self.repeats):
+            (misfits, cost), (other_misfits, other_cost) = self._rank(found), self._rank(other)
+            least = _REPEATING if self.repeats(other) and not self.repeats(found) else _QUICKER
+            if other_cost < (1 - least) * cost if misfits == other_misfits else misfits:
+                found = other
+        return found
+
+    def repeats(self, choice: Chosen) -> bool:
+        """Whether products repeat work."""
+        nodes = self._program.model.nodes
+        return any(node.candidates[candidate].repeats for node, candidate in zip(nodes, choice, strict=True))
 
     def _rank(self, choice: Chosen) -> tuple[bool, float]:
         key = tuple(choice)
         if key not in self.programs:
-            self.programs[key] = self._trial(plan_of(self._program, choice))
-        return not self._budget.fits(self.programs[key]), self.programs[key].exposed
+            self.programs[key] = self._search.trial(plan_of(self._program, choice))
+        return not self._search.budget.fits(self.programs[key]), self.programs[key].exposed
 
 
 class LayoutSearch:
@@ -317,7 +339,7 @@ class LayoutSearch:
     def _tried_where(self, least_worth: float) -> ProgramsTried | None:
         """Those where a collective has to save so much, at least, where no latency is known."""
         program = planning_problem(self.graph, self.baseline.placed, self.setting, self._start.atoms, self._border)
-        improver, tried = Improver(program, self.policy.effort or math.inf), _Tried(program, self.trial, self.budget)
+        improver, tried = Improver(program, self.policy.effort or math.inf), _Tried(program, self)
         best = self._best_choice(improver, tried, least_worth)
         known = tried.programs.get(tuple(best))
         saved = program.saved(best) if known is None else self.saved(known)
@@ -328,18 +350,19 @@ class LayoutSearch:
     def _best_choice(self, improver: Improver, tried: _Tried, least_worth: float) -> Chosen:
         """The best choice where collectives share latency as in a large program; of few ops, or that in which each
         waits all of its own, if the program costs less by that."""
-        program, nodes = improver.program, improver.program.model.nodes
-        best = self._choice(improver, tried, least_worth)
-        if self.costs.combines and len(nodes) <= _FEW:
+        program = improver.program
+        choices = self._choices(improver, least_worth)
+        if self.costs.combines and len(program.model.nodes) <= _FEW:
             with program.model.prices.all_alone():
-                alone = self._choice(improver, tried, least_worth)
-            best = tried.cheaper(best, alone)
-        if not any(node.candidates[candidate].repeats for node, candidate in zip(nodes, best, strict=True)):
+                choices += self._choices(improver, least_worth)
+        best = tried.best(choices)
+        if not tried.repeats(best):
             program.leave_out_repeated_work()
         return best
 
-    def _choice(self, improver: Improver, tried: _Tried, least_worth: float) -> Chosen:
-        """The best choice in which products repeat no work; where they may, the best one of all, if it saves much."""
+    def _choices(self, improver: Improver, least_worth: float) -> list[Chosen]:
+        """The best choice in which products repeat no work; and where they may, the best one of all, if that promises
+        to save something."""
         program, model = improver.program, improver.program.model
         every = program.leave_out_repeated_work()
         best = best_choice(improver, self._latency, least_worth)
@@ -347,9 +370,9 @@ class LayoutSearch:
         for node, candidates in every.items():
             model.nodes[node].candidates = candidates
         if not every or model.cost(best) - model.work(best) < worth:
-            return best
+            return [best]
         repeating = improver.improved(best)
-        return tried.cheaper(best, repeating) if model.cost(best) - model.cost(repeating) > worth else best
+        return [best, repeating] if model.cost(best) - model.cost(repeating) > worth else [best]
 
     def keeping(self, kept: LayoutPlan) -> PartitionedProgram | None:
         """The best trial of those in which some ops run as they are planned, as far as they may; None where it does not
@@ -359,8 +382,7 @@ class LayoutSearch:
         program = planning_problem(self.graph, self.baseline.placed, self.setting, self._start.atoms, self._border)
         with keeping(program, kept) as chosen_of:
             improver = Improver(program, self.policy.effort or math.inf)
-            tried = _Tried(program, self.trial, self.budget)
-            best = chosen_of(self._best_choice(improver, tried, self._least_worth))
+            best = chosen_of(self._best_choice(improver, _Tried(program, self), self._least_worth))
         trial = self.trial(plan_of(program, best))
         return trial if self.budget.fits(trial) or not self.setting.available else None
 

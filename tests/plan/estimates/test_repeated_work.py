@@ -94,7 +94,7 @@ def test_what_counts(function, count):
 def test_the_plan_lists_much_repeated_work_with_line_type_and_reason():
     large = np.ones((128, 128), np.float32)
     text = str(plan_of(dot, large, large))
-    assert "repeated work (operations per device that others perform as well)\n" in text
+    assert "repeated work (operations per device that other devices repeat)\n" in text
     (line,) = [line for line in text.splitlines() if "stablehlo.dot_general  f32[128,128]  3.7 Mflop" in line]
     assert "test_repeated_work.py:" in line
     assert line.endswith("the same on 8 devices; nothing around it is split further")
