@@ -57,8 +57,8 @@ _PEAKS: dict[str, dict[str, float]] = {
     "b300": {"float32": 75e12, "tf32": 1125e12, "float8": 4500e12},
     "mi300x": {"float32": 163.4e12, "tf32": 653.7e12, "float8": 2614.9e12, "int8": 2614.9e12},
 }
-"""Operations per second of other types than bfloat16, of dense operands, as published below. About int8 and float4 of
-B300 data sheets differ: they are left out."""
+"""Operations per second of other types than bfloat16, of dense operands. Published (the data sheets that are named
+below). About int8 and float4 of B300 these differ: they are left out."""
 
 
 def _machine(

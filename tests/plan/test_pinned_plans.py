@@ -279,7 +279,7 @@ OTHER = {
     ),
     "another result": (
         lambda text: text.replace("    return x\n\n\nSPECS", "    return x.sum(0)\n\n\nSPECS"),
-        ["model.py:17", "result  f32[8@data,16] -> f32[16]", "all_gather"],
+        ["model.py:17", "result  f32[8@data,16] -> f32[16]", "all_reduce"],
     ),
 }
 

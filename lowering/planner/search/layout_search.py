@@ -342,7 +342,7 @@ class LayoutSearch:
         improver, tried = Improver(program, self.policy.effort or math.inf), _Tried(program, self)
         best = self._best_choice(improver, tried, least_worth)
         known = tried.programs.get(tuple(best))
-        saved = program.saved(best) if known is None else self.saved(known)
+        saved = program.saved(best) if known in (None, self.baseline) else self.saved(known)
         if self._baseline_fits and saved < self.least_gain:
             return None
         return ProgramsTried(improver, best, self.baseline, self.budget, self.trial, tried.programs)

@@ -113,7 +113,7 @@ def test_experts_on_an_inner_axis_run_one_per_device():
     """Their weights have copies along the outer axis: each device takes the tokens of one expert of its four, and its
     gradient is gathered, where reducing that of all would send twice as much. Fewer tokens all four would compute."""
     weights = {"up": training.f32(8, 256, 1024), "down": training.f32(8, 1024, 256)}
-    tokens, spec = training.f32(8, 16, 16, 256), {"up": P("y"), "down": P("y")}
+    tokens, spec = training.f32(8, 16, 32, 256), {"up": P("y"), "down": P("y")}
     costs = sdy.CostModel.of_machine("tpu v5e", ["x", "y"])  # op by op nothing is split along both axes, y first
 
     def step(weights, tokens):
