@@ -28,7 +28,7 @@ from jax.interpreters import batching, mlir
 from sdy_jax.base.errors import InternalError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.ir.attributes import REDUCTION, reduction_attributes
-from sdy_jax.ir.call_stacks import CallFrame, CallStack, call_stack, called_through, callers, inside_of
+from sdy_jax.ir.call_stacks import CallStack, alike_from_start, call_stack, called_through, callers, inside_of
 from sdy_jax.ir.collectives import REDUCING
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import AxisRef
@@ -333,20 +333,10 @@ def _inner(around: _Around, whole: CallStack, op: Op) -> CallStack:
     scopes = around.stack.scopes
     if current_name_stack() is not around.names:  # jax traces a function apart, of which it says itself where it is
         scopes = (*scopes, *_body(around.op, op))
-    frames = whole.frames[: len(whole.frames) - _common(whole.frames[::-1], around.stack.frames[::-1])]
+    frames = whole.frames[: len(whole.frames) - alike_from_start(whole.frames[::-1], around.stack.frames[::-1])]
     if not frames and whole.frames != around.stack.frames:
         frames = whole.frames[:1]
-    return CallStack(whole.scopes[_common(scopes, whole.scopes) :], whole.primitive, frames)
-
-
-def _common(some: Sequence[str | CallFrame], others: Sequence[str | CallFrame]) -> int:
-    """With how many equal entries both begin."""
-    count = 0
-    for mine, other in zip(some, others, strict=False):
-        if mine != other:
-            break
-        count += 1
-    return count
+    return CallStack(whole.scopes[alike_from_start(scopes, whole.scopes) :], whole.primitive, frames)
 
 
 def _body(outer: Op, inner: Op) -> tuple[str, ...]:

@@ -124,6 +124,20 @@ def inside_of(frames: tuple[CallFrame, ...], outer: Sequence[tuple[str, str]]) -
     return frames
 
 
+def alike_from_start(some: Sequence[object], others: Sequence[object]) -> int:
+    """With how many equal entries two paths begin, of scopes or of frames.
+
+    >>> alike_from_start(["step", "layer", "mlp"], ["step", "layer", "attention", "softmax"])
+    2
+    """
+    count = 0
+    for mine, other in zip(some, others, strict=False):
+        if mine != other:
+            break
+        count += 1
+    return count
+
+
 def called_through(frames: Sequence[CallFrame], fun: Callable[[], T]) -> T:
     """The result of a function, which is called as if from these frames, the innermost first."""
     call: Callable[..., T] = _call

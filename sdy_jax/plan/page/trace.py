@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import write_whole
+from sdy_jax.ir.call_stacks import alike_from_start
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
@@ -125,7 +126,7 @@ class _Trace:
         opened, at = list[_Open](), 0.0
         for each in self._timeline.critical:
             path = self._path(each)
-            kept = _shared([scope.around for scope in opened], path)
+            kept = alike_from_start([scope.around for scope in opened], path)
             found += _closed(opened, kept, each.start)
             opened += [_Open(around, each.start) for around in path[kept:]]
             span, at = (each.start, each.end), each.end
@@ -142,7 +143,7 @@ class _Trace:
         around, known = self._around(each.op), list[str]()
         for op in (*around, each.op):
             scopes = [name for name in self._record.ops[op].place.scope.split("/") if name]
-            shared = _shared(known, scopes)
+            shared = alike_from_start(known, scopes)
             found += map(_Around, scopes[shared:])
             known = scopes if shared == len(known) else known
             if op in self._trips:
@@ -307,16 +308,6 @@ def _closed(opened: list[_Open], kept: int, at: float) -> Iterator[tuple[int, Ev
         name = f"{label} x {trips}" if trips > 1 else label
         args = {"trips": trips, "drawn as": _TRIP} if trips > 1 else {}
         yield len(opened), _complete(name, _COMPUTE, scope.start, at, "scope" if op < 0 else "loop", args)
-
-
-def _shared(some: Sequence[object], others: Sequence[object]) -> int:
-    """How many entries two paths begin with alike."""
-    count = 0
-    for one, other in zip(some, others, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def _said(sent: RecordedCollective) -> str:

@@ -122,13 +122,7 @@ class Timing {
 
   /** The last box of a row that starts no later, if it has not ended by then. */
   static at(boxes, time) {
-    let [low, high] = [0, boxes.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (boxes[middle].start <= time) low = middle + 1;
-      else high = middle;
-    }
-    const box = boxes[low - 1];
+    const box = boxes[countUntil(boxes, "start", time) - 1];
     return box && time < box.end ? box : null;
   }
 }
@@ -294,11 +288,11 @@ class TimeView {
     pen.fillStyle = colour("quiet");
     pen.textAlign = "left";
     pen.fillText(row.name, 8, top + TIMING.row / 2, TIMING.names - 14);
-    let n = firstEnding(row.boxes, this.from);
+    let n = countUntil(row.boxes, "end", this.from);
     while (n < row.boxes.length && row.boxes[n].start < this.to) {
       const box = row.boxes[n];
       const [left, right] = [Math.max(TIMING.names, this._x(box.start)), Math.min(this.width, this._x(box.end))];
-      n = right - left < TIMING.least ? Math.max(n + 1, firstEnding(row.boxes, this._time(Math.floor(right) + 1))) : n + 1;
+      n = right - left < TIMING.least ? Math.max(n + 1, countUntil(row.boxes, "end", this._time(Math.floor(right) + 1))) : n + 1;
       const wide = Math.max(TIMING.least, right - left - (right - left > 3 ? 1 : 0));
       pen.fillStyle = colour(`time-${box.kind}`);
       pen.fillRect(left, top, wide, TIMING.row - 1.5);
@@ -466,12 +460,12 @@ class TimeView {
   }
 }
 
-/** The first of some boxes, in the order of time, that ends after a moment. */
-function firstEnding(boxes, time) {
+/** How many of some boxes, in the order of time, start or end (`edge`) no later than a moment. */
+function countUntil(boxes, edge, time) {
   let [low, high] = [0, boxes.length];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (boxes[middle].end <= time) low = middle + 1;
+    if (boxes[middle][edge] <= time) low = middle + 1;
     else high = middle;
   }
   return low;
