@@ -26,7 +26,6 @@ from jax._src.state.indexing import Slice as Slice  # type: ignore[attr-defined]
 from jax._src.state.types import AccumEffect, WriteEffect
 from jax._src.state.types import RefEffect as Effect
 from jax.core import ShapedArray
-from jax.experimental.pallas import tpu
 from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[attr-defined, unused-ignore]
     Jaxpr,  # type: ignore[attr-defined, unused-ignore]
@@ -404,6 +403,8 @@ def written_arguments(body: Jaxpr) -> frozenset[int]:
 
 def scalar_ref(count: int) -> Any:
     """The type of a ref of so many int32 scalars that a kernel knows before its grid runs."""
+    from jax.experimental.pallas import tpu  # a tenth of the time of importing all else, and few programs have kernels
+
     return tpu.SMEM((count,), jnp.int32).get_ref_aval()
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jax.extend.mlir import ir
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
@@ -26,6 +24,9 @@ from sdy_jax.lowering.planner.rewrites.segments import Segment, Stretch, can_run
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.shardy.propagation.data_flow import edges_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 # What it costs to run ops again, and what values take on a device, by a partitioned copy of the program.
 
@@ -208,6 +209,8 @@ class _Edges:
 
     def reached(self) -> frozenset[int]:
         """The nodes on the source's side of a minimum cut, as few as may be."""
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # slow to import, and rarely needed
+
         capacities = self._capacities()
         flow = maximum_flow(capacities, 0, 1).flow
         left = capacities - flow
@@ -217,6 +220,8 @@ class _Edges:
 
     def _capacities(self) -> csr_array:
         """Capacities as integers."""
+        from scipy.sparse import csr_array
+
         given = np.array(list(self._edges.values()))
         finite = np.isfinite(given)
         scale = _FINITE / max(given[finite].sum(), math.ulp(0.0))
