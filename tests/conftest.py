@@ -52,6 +52,9 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _CASES = 2
 """The cases of a parametrized test that `scripts/test` runs: the first and the last, of a dear one the first."""
 
+_DEAR_CASES = 6
+"""Those of a dear one that `scripts/test --all` runs, where its mark does not say."""
+
 
 def pytest_collection_finish() -> None:
     """What importing and collecting made stays to the end: nobody needs to look for garbage in it after each module."""
@@ -78,17 +81,25 @@ def _longest_first(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `scripts/test --all` alone runs: of tests with many cases all but a few."""
+    """Marks what `scripts/test --all` alone runs, of tests with many cases all but a few, and what it leaves out."""
     _longest_first(items)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
-        is_dear = found[0].get_closest_marker("dear") is not None
-        kept = {0} if is_dear else {round(i * (len(found) - 1) / (_CASES - 1)) for i in range(_CASES)}
-        for number, item in enumerate(found):
-            if number not in kept:
+        dear = found[0].get_closest_marker("dear")
+        first = _spread(found, 1 if dear else _CASES)
+        kept = _spread(found, dear.kwargs.get("cases", _DEAR_CASES) if dear else len(found))
+        for item in found:
+            if item not in first:
                 item.add_marker(pytest.mark.more("further cases of the same test"))
+            if item not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+def _spread(items: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """So many of the items, as far apart as may be: the first one, and of several the last."""
+    return [items[round(i * (len(items) - 1) / max(count - 1, 1))] for i in range(min(count, len(items)))]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -261,6 +261,7 @@ def test_grouped_products_are_split_by_groups_rows_and_columns_of_their_matrices
     assert flops(plan) * shards == 2 * ROWS * INNER * COLUMNS
 
 
+@pytest.mark.dear(cases=3)
 @pytest.mark.parametrize(("rows", "matrices", "shards", "sums"), GROUPED)
 @pytest.mark.more("backward")
 def test_gradients_of_grouped_products_stay_where_their_matrices_are(rows, matrices, shards, sums):

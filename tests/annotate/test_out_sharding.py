@@ -204,6 +204,7 @@ def taking_out_sharding() -> list[str]:
     return found
 
 
+@pytest.mark.dear(cases=24)
 @pytest.mark.parametrize("name", taking_out_sharding())
 def test_results_lie_as_out_sharding_says(name: str) -> None:
     call, spec, arguments = CALLS[name]

@@ -201,6 +201,7 @@ OUTSIDE: dict[str, Callable[[Callable[..., Any], Op], Any]] = {
 }
 
 
+@pytest.mark.dear(cases=51)
 @pytest.mark.parametrize("transformation", OUTSIDE)
 @pytest.mark.parametrize("name", FEW)
 def test_transformations_of_ops_are_jits(name: str, transformation: str) -> None:

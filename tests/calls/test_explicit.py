@@ -630,7 +630,7 @@ def test_an_ambiguous_op_says_what_to_do(mesh):
     assert "auto_axes" in "".join(caught.value.__notes__)
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=20)
 @pytest.mark.parametrize("name", TABLE)
 def test_types_are_jits(name: str) -> None:
     assert_as_jit(TABLE[name], (2, 4), ("a", "b"), KINDS.get(name, (EXPLICIT, EXPLICIT)))

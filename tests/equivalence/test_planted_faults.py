@@ -17,7 +17,7 @@ def _forked() -> Iterator[None]:
         yield
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=13)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_named(name, monkeypatch):
     planted = PLANTED[name]

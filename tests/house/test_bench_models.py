@@ -96,6 +96,7 @@ CONSTRAINED = ("scanned", "by capacity", "pipeline", "u-net", "lstm")
 """Those whose activations are constrained, as those of all models may be; there and elsewhere layouts are chosen."""
 
 
+@pytest.mark.dear(cases=8)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.more("the models of the benchmark, at small sizes")
 def test_models_are_the_plain_functions(name):
@@ -142,6 +143,7 @@ FORMS = {
 }
 
 
+@pytest.mark.dear(cases=2)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.more("the models of the benchmark, at small sizes")
 def test_kernels_are_what_is_written_out(name, monkeypatch):

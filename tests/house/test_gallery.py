@@ -52,7 +52,7 @@ def output_of(program: Path, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=15)
 @pytest.mark.parametrize("name", SEEN)
 def test_each_ends_with_what_was_to_be_seen(name: str, tmp_path: Path) -> None:
     out = output_of(EXAMPLES / f"{name}.py", tmp_path)

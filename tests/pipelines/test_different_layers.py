@@ -77,7 +77,7 @@ def test_packed_layers_are_what_was_packed() -> None:
     assert jax.tree.map(lambda x: 2 * x, packed).layer(3)[1] == 1.0
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=2)
 @pytest.mark.parametrize(
     ("schedule", "sizes"), [("1f1b", [2, 4]), ("gpipe", [4]), ("interleaved", [2]), ("zero_bubble", [2])]
 )
@@ -125,7 +125,7 @@ def test_what_is_refused(message: str) -> None:
         jax.jit(partial(sdy.pipeline, WRONG[message][0], mesh=mesh_of(stage=4)))(WRONG[message][1], X)
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_stages_of_several_devices(schedule: str) -> None:
     """Each device runs the functions for its rows; gradients of weights are summed once, behind the loop."""

@@ -84,6 +84,7 @@ def wrapped() -> Iterator[Any]:
         yield pytest.param(name, jax.jit, id=f"{name}, jit", marks=[pytest.mark.slow] * (number > 1))
 
 
+@pytest.mark.dear(cases=4)
 @pytest.mark.parametrize(("name", "wrap"), wrapped())
 def test_a_step_has_the_values_of_the_scan_and_the_types_of_its_arguments(name: str, wrap: Callable[..., Any]) -> None:
     layer, w, x, options = CASES[name]

@@ -71,6 +71,7 @@ def assert_trains(step: Any) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.dear(cases=1)
 @pytest.mark.more("plans of several numbers each")
 @pytest.mark.parametrize(("costs", "best"), [(SLOW, 2), (BOTH, 4)])
 def test_the_number_with_the_plan_that_takes_least_is_taken(costs: sdy.CostModel, best: int) -> None:

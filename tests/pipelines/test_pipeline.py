@@ -62,7 +62,7 @@ def test_in_the_context_of_a_mesh() -> None:
         agree(jax.jit(partial(piped, mesh=None))(WEIGHTS, X), scanned(WEIGHTS, X))
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_transformations(schedule: str) -> None:
     """Of the function and of its gradient."""
@@ -151,7 +151,7 @@ def with_metrics_scanned(w: Any, x: Any) -> Any:
     return sum(jnp.mean(y**2) for y, _ in parts) / 4, ({"size": sizes, "positive": positive}, {"top": tops})
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_auxiliary_results_beside_a_loss(schedule: str) -> None:
     """What jax.value_and_grad gives with has_aux, alone and with derivatives of what auxiliary results enter."""

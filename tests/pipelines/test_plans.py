@@ -47,7 +47,7 @@ def pipelines_in(plan: Any) -> tuple[RecordedPipeline, ...]:
     return plan.record().pipelines  # type: ignore[no-any-return]
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_training_step_is_one_run_of_all_rows(schedule: str) -> None:
     plan = plan_of(trained(schedule=schedule))

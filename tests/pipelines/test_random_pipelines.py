@@ -20,7 +20,7 @@ def check(seed: int) -> None:
         compare(draw(seed))
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=8)
 @pytest.mark.parametrize("seed", COVERING)
 def test_pipelines_are_scans(seed: int) -> None:
     check(seed)

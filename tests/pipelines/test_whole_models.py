@@ -17,6 +17,7 @@ def alone() -> list[float]:
 
 @pytest.mark.more("the example, twenty steps on each mesh")
 @pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")  # layers that stages do not divide
+@pytest.mark.dear(cases=1)
 @pytest.mark.parametrize(
     "mesh, schedule",
     [("stage=4,data=2", "1f1b"), ("stage=2,model=2", "zero_bubble"), ("stage=2,data=2", "interleaved")],

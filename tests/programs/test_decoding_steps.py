@@ -34,6 +34,7 @@ PLACES = {
 ROWS = [(place, name) for place in PLACES for name in STEPS if (place, name) != ("8", "grouped heads")]
 
 
+@pytest.mark.dear(cases=7)
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize(("place", "name"), ROWS)
 def test_no_more_collectives_or_bytes_than_jit_but_for_time(place, name, constrained):

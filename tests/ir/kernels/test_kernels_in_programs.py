@@ -110,6 +110,7 @@ def test_numbers_of_programs_with_kernels(program, spec):
     assert_close(partitioned(program, spec)(*args), jax.jit(program)(*args), 1e-5)
 
 
+@pytest.mark.dear(cases=12)
 @pytest.mark.more("gradients of the programs")
 @pytest.mark.parametrize("spec", [PARTS, ROWS, WIDTH], ids=str)
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not looped], ids=lambda program: program.__name__)

@@ -62,6 +62,7 @@ def check(name, dim, axes, layouts="local"):
     assert_close(sdy.partition(function, layouts=layouts, **options)(*args), jax.jit(function)(*args), 1e-5)
 
 
+@pytest.mark.dear(cases=16)
 @pytest.mark.parametrize(("name", "dim", "axes"), CASES)
 @pytest.mark.more("all dimensions of all kernels, by each axis and both")
 def test_numbers(name, dim, axes):
@@ -84,11 +85,13 @@ def first_dim(name):
     return (LIBRARY[name].split or "b")[0]
 
 
+@pytest.mark.dear(cases=8)
 @pytest.mark.parametrize("name", LIBRARY)
 def test_numbers_by_the_layouts_that_a_plan_chooses(name):
     check(name, first_dim(name), ("x",), "global")
 
 
+@pytest.mark.dear(cases=7)
 @pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if len(library.split) > 1])
 @pytest.mark.more("two dimensions at a time")
 def test_numbers_of_two_dimensions(name):
@@ -103,6 +106,7 @@ def test_numbers_of_two_dimensions(name):
         assert [steps(part) * 8 for part in local_grids(partitioned, *args)] == [steps(whole)]
 
 
+@pytest.mark.dear(cases=6)
 @pytest.mark.parametrize("name", [name for name, library in LIBRARY.items() if library.gradient])
 @pytest.mark.more("shards of unequal sizes")
 def test_numbers_of_uneven_shards(name):

@@ -135,6 +135,7 @@ def differs(shown_by):
     return False
 
 
+@pytest.mark.dear(cases=7)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_mistake_is_shown(name, monkeypatch):
     holder, attribute, planted, shown_by = PLANTED[name]

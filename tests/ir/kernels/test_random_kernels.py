@@ -65,6 +65,7 @@ MANY = (
 and `vmap`; places that are read by mode; sets of modes; and how many dimensions may be split."""
 
 
+@pytest.mark.dear(cases=2)
 @pytest.mark.more("many kernels")
 @pytest.mark.parametrize("seeds", MANY, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_numbers_of_many_kernels(seeds):

@@ -128,6 +128,7 @@ BODIES = [
 ]
 
 
+@pytest.mark.dear(cases=6)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_body_that_reads_its_place(body):
     check(kernel(body), X)

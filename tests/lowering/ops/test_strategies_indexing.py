@@ -218,6 +218,7 @@ ALL = {
 UPDATED = [("add", 0), ("mul", 1), ("max", 2), ("min", 1), ("set", 0), ("set", 2)]
 
 
+@pytest.mark.dear(cases=4)
 @pytest.mark.parametrize(("name", "split"), UPDATED)
 @pytest.mark.more("scatters of all kinds beside gathers")
 def test_updates(name, split):

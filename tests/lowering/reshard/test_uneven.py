@@ -87,12 +87,14 @@ OPS = {
 WITHOUT_GRADIENTS = ("sum of integers", "product", "any", "all", "argmax", "argmin", "iota")
 
 
+@pytest.mark.dear(cases=14)
 @pytest.mark.parametrize("name", OPS)
 def test_numbers_do_not_depend_on_padding(name):
     function, x = OPS[name]
     check(function, x, atol=1e-5)
 
 
+@pytest.mark.dear(cases=12)
 @pytest.mark.parametrize("name", [name for name in OPS if name not in WITHOUT_GRADIENTS])
 def test_gradients_do_not_depend_on_padding(name):
     function, x = OPS[name]

@@ -204,6 +204,7 @@ def found(modules, texts):
     return modules.run()
 
 
+@pytest.mark.dear(cases=8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_alone_gives_the_same_numbers(name, found, mesh):
     fun, _, args = CASES[name]

@@ -32,6 +32,7 @@ def some(few, many):
     return [*range(few), *(pytest.param(seed, marks=more) for seed in range(few, many))]
 
 
+@pytest.mark.dear(cases=20)
 @pytest.mark.parametrize("seed", some(5, 60))
 def test_blocks_of_random_references(seed):
     reference = random_reference(seed)
@@ -39,6 +40,7 @@ def test_blocks_of_random_references(seed):
     assert found.ok, found
 
 
+@pytest.mark.dear(cases=10)
 @pytest.mark.parametrize("seed", some(3, 30))
 def test_blocks_of_random_backward_passes(seed):
     reference = random_reference(seed)

@@ -48,7 +48,7 @@ def operations(plan):
     return sum(work.flops * work.runs.times for work in plan.work)
 
 
-@pytest.mark.dear
+@pytest.mark.dear(cases=2)
 @pytest.mark.parametrize(
     ("make", "machine"),
     [(training.gpt, "h100"), (training.lstm, "h100"), (training.resnet, "h100"), (training.stack, "v5e")],
