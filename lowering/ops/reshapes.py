@@ -89,21 +89,21 @@ _MOST_STRIPS = 16
 as much in one step."""
 
 
-class _Group(NamedTuple):
+class DimensionGroup(NamedTuple):
     """Dimensions of the operand and of the result with one product."""
 
     operand: range
     result: range
 
 
-def _groups(operand: Sequence[int], result: Sequence[int]) -> list[_Group]:
-    """The smallest groups. Example: [4, 65, 64] and [260, 64] have ({0, 1}, {0}) and ({2}, {1})."""
+def dimension_groups(operand: Sequence[int], result: Sequence[int]) -> list[DimensionGroup]:
+    """The smallest groups of equal products. Example: [4, 65, 64] and [260, 64] have ({0, 1}, {0}) and ({2}, {1})."""
     products = [list(itertools.accumulate(shape, lambda a, b: a * b)) for shape in (operand, result)]
     ends = [
         [len(of_side) - of_side[::-1].index(product) for of_side in products]
         for product in dict.fromkeys(n for n in products[0] if n in products[1])
     ]
-    return [_Group(range(a, b), range(c, d)) for (a, c), (b, d) in itertools.pairwise([[0, 0], *ends])]
+    return [DimensionGroup(range(a, b), range(c, d)) for (a, c), (b, d) in itertools.pairwise([[0, 0], *ends])]
 
 
 def _level(shape: Sequence[int], dims: range, dim: int) -> Level:
@@ -114,7 +114,7 @@ def _level(shape: Sequence[int], dims: range, dim: int) -> Level:
 @strategies("stablehlo.reshape")
 def _reshape_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     shapes = op.operands[0].shape or (), op.results[0].shape or ()
-    merged = [group for group in _groups(*shapes) if len(group.operand) > 1 or len(group.result) > 1]
+    merged = [group for group in dimension_groups(*shapes) if len(group.operand) > 1 or len(group.result) > 1]
     strips = [_by_strips(*shapes, rule, group, *dims) for group in merged for dims in _pairs(*shapes, group)]
     return [Strategy("along_factors", _common_factors(rule)), *strips]
 
@@ -125,7 +125,7 @@ def _common_factors(rule: OpShardingRule) -> frozenset[int]:
     return pass_through_factors(rule) & operand & result
 
 
-def _pairs(operand: Sequence[int], result: Sequence[int], group: _Group) -> Iterator[tuple[int, int]]:
+def _pairs(operand: Sequence[int], result: Sequence[int], group: DimensionGroup) -> Iterator[tuple[int, int]]:
     """The dimensions of the operand and of the result that may be split while the group is sent in strips."""
     sides = ((operand, group.operand), (result, group.result))
     few = [[d for d in dims if shape[d] > 1 and _level(shape, dims, d).major <= _MOST_STRIPS] for shape, dims in sides]
@@ -134,7 +134,12 @@ def _pairs(operand: Sequence[int], result: Sequence[int], group: _Group) -> Iter
 
 @lru_cache(maxsize=1024)
 def _by_strips(
-    operand: tuple[int, ...], result: tuple[int, ...], rule: OpShardingRule, group: _Group, before: int, after: int
+    operand: tuple[int, ...],
+    result: tuple[int, ...],
+    rule: OpShardingRule,
+    group: DimensionGroup,
+    before: int,
+    after: int,
 ) -> Strategy:
     """One factor for dimension `before` of the operand and `after` of the result, the others of their group whole.
 
@@ -167,14 +172,14 @@ def _only(mapping: TensorMapping, group: range, dim: int, factor: int) -> Tensor
 @emitter("stablehlo.reshape")
 def _reshape(local: LocalOp, operand: jax.Array) -> jax.Array:
     shapes = local.op.operands[0].shape or (), local.op.results[0].shape or ()
-    for group in _groups(*shapes):
+    for group in dimension_groups(*shapes):
         split = _split(local, group)
         if split is not None:
             operand = _in_strips(local, operand, group, *split)
     return lax.reshape(operand, local.result_shape())
 
 
-def _split(local: LocalOp, group: _Group) -> tuple[Axes, Level, Level] | None:
+def _split(local: LocalOp, group: DimensionGroup) -> tuple[Axes, Level, Level] | None:
     """The axes and the dimensions that they split, where the blocks of a group are not the same ranges of it."""
     before = [d for d in group.operand if local.operand_axes(0, d)]
     after = [d for d in group.result if local.result_axes(0, d)]
@@ -188,7 +193,9 @@ def _split(local: LocalOp, group: _Group) -> tuple[Axes, Level, Level] | None:
     return None if same or axes != local.result_axes(0, after[0]) else (axes, source, target)
 
 
-def _in_strips(local: LocalOp, x: jax.Array, group: _Group, axes: Axes, source: Level, target: Level) -> jax.Array:
+def _in_strips(
+    local: LocalOp, x: jax.Array, group: DimensionGroup, axes: Axes, source: Level, target: Level
+) -> jax.Array:
     """The blocks of the result's group, flattened, in an array of three dimensions."""
     shards = axes_size(axes, local.mesh.mesh)
     block = block_length(source.size, shards) * source.minor

@@ -17,6 +17,7 @@ from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import pass_through_factors
+from sdy_jax.lowering.ops.reshapes import dimension_groups
 from sdy_jax.lowering.planner.rewrites.piece_joins import Layouts, RuleOf, blocks_of
 from sdy_jax.shardy.rules.slicing import CONSTANT_OPS
 
@@ -52,26 +53,19 @@ class _Split(NamedTuple):
 _Dim = tuple[Value, int]
 
 
-class _Groups(NamedTuple):
+class _Merged(NamedTuple):
     """What a reshape does: the dimensions of the side that has more of them, and the one that they are on the other."""
 
     dims: range
     merged: int
 
 
-def _groups(many: Sequence[int], few: Sequence[int]) -> Iterator[_Groups]:
-    """The dimensions of one shape that are one dimension of another."""
-    start = 0
-    for merged, size in enumerate(few):
-        end, product = start, 1
-        while end < len(many) and (product < size or (end > start and many[end] == 1)):
-            product *= many[end]
-            end += 1
-        if product != size:
-            return
-        if sum(n > 1 for n in many[start:end]) > 1:
-            yield _Groups(range(start, end), merged)
-        start = end
+def _merged(many: Sequence[int], few: Sequence[int]) -> Iterator[_Merged]:
+    """The dimensions of one shape that are one dimension of another, beside those of size one."""
+    for group in dimension_groups(many, few):
+        made = [dim for dim in group.result if few[dim] > 1]
+        if len(made) == 1 and sum(many[dim] > 1 for dim in group.operand) > 1:
+            yield _Merged(group.operand, made[0])
 
 
 def _sides(op: Op) -> Iterator[tuple[Value, Value]]:
@@ -182,7 +176,7 @@ class _Search:
         if op.name != "stablehlo.reshape" or other is None:
             return False
         few = op.results[0] if other is op.operands[0] else op.operands[0]
-        for group in _groups(other.shape or (), few.shape or ()):
+        for group in _merged(other.shape or (), few.shape or ()):
             if group.merged == dim and tuple((other.shape or ())[d] for d in group.dims) == self.region.split.sizes:
                 if dim not in found.setdefault(op, []):
                     found[op].append(dim)
@@ -428,7 +422,7 @@ def _regions(blocks: Collection[Block], layouts: Layouts, rule_of: RuleOf) -> It
     seen = set[tuple[_Dim, _Split]]()
     for op in (op for block in blocks for op in block.ops):
         for many, few in _sides(op):
-            for group in _groups(many.shape or (), few.shape or ()):
+            for group in _merged(many.shape or (), few.shape or ()):
                 split, dim = _split_of(many, group, layouts), (few, group.merged)
                 if split.is_in_order or not split.is_even or (dim, split) in seen:
                     continue
@@ -439,7 +433,7 @@ def _regions(blocks: Collection[Block], layouts: Layouts, rule_of: RuleOf) -> It
                     yield region
 
 
-def _split_of(many: Value, group: _Groups, layouts: Layouts) -> _Split:
+def _split_of(many: Value, group: _Merged, layouts: Layouts) -> _Split:
     sharding = layouts.of(many)
     axes = tuple(sharding.axes[d] if sharding.mesh == layouts.mesh_name else () for d in group.dims)
     sizes = tuple((many.shape or ())[d] for d in group.dims)
