@@ -228,6 +228,8 @@ def partition(
         return partition_whole(module, setting)
     erase_marks(module)
     search = LayoutSearch(prepared(module, setting), setting)
+    if setting.policy.memory is None and not search.can_fit:  # other layouts inside, reruns and parts do not help
+        return finished(module, search, search.fitting(search.found(FEW)))
     program = _best(search, named, incumbent)
     if program.fits or setting.policy.memory is None:
         return _finished(module, program, program.search.fitting(program.found))

@@ -110,6 +110,11 @@ TO_HOLD_LESS = (
     "to fix: split these, compute them again (jax.checkpoint), or donate arguments that are replaced (donate_argnums)"
 )
 
+TO_SPLIT = (
+    "to fix: split these further, by in_shardings and out_shardings, or leave them to the planner (AUTO); donate "
+    "arguments that are replaced (donate_argnums)"
+)
+
 _LISTED_VALUES = 5
 """Values in a message. Chosen: for a reader."""
 
@@ -118,28 +123,35 @@ def held_text(plan: Plan) -> str:
     """What a device holds when it holds most, with the largest arguments, results and temporaries, and their lines."""
     held = plan.memory
     parts = ("arguments", held.arguments), ("results", held.own_results), ("temporaries", held.temporaries)
-    largest = "; ".join(text for _, text in sorted(_values(plan), key=lambda value: -value[0])[:_LISTED_VALUES])
     return (
         f"{plan.name}, partitioned at {plan.source}, is planned to hold {bytes_text(held.peak)} on each device: "
-        f"{', '.join(f'{name} {bytes_text(count)}' for name, count in parts)}. The largest values: {largest}; "
-        f"{TO_HOLD_LESS}, or plan for less (memory=); plan.memory has all of them"
+        f"{', '.join(f'{name} {bytes_text(count)}' for name, count in parts)}. The largest values: "
+        f"{_largest((*_border_values(plan), *_temporaries(plan)))}; {TO_HOLD_LESS}, or plan for less (memory=); "
+        "plan.memory has all of them"
     )
 
 
-def _values(plan: Plan) -> Iterator[tuple[float, str]]:
-    """The bytes on a device of what it holds, and what that is."""
+_Sized = tuple[float, str]
+"""The bytes on a device of what it holds, and what that is."""
+
+
+def _border_values(plan: Plan) -> Iterator[_Sized]:
     sizes, graph = LocalBytes(plan.graph, plan.target.arrays), plan.graph
     border = zip((*graph.arguments, *graph.outputs), (*plan.constants, *plan.arguments, *plan.results), strict=True)
     for value, of in border:
         yield sizes.of(value), f"{bytes_text(sizes.of(value))} of {of.path}: {of.type}"
+
+
+def _temporaries(plan: Plan) -> Iterator[_Sized]:
     for one in plan.memory.largest:
         yield one.bytes, f"{bytes_text(one.bytes)} of {one.type} at {one.source}"
 
 
-# Reporting the notes of a plan by `on_unknown`: not at all, as a warning per op and source line, or as an error.
+def _largest(values: Iterable[_Sized]) -> str:
+    return "; ".join(text for _, text in sorted(values, key=lambda value: -value[0])[:_LISTED_VALUES])
 
-_LISTED_LINES = 5
-"""Lines of a warning. Chosen: for a reader."""
+
+# Reporting the notes of a plan by `on_unknown`: not at all, as a warning per op and source line, or as an error.
 
 
 def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
@@ -162,10 +174,15 @@ def too_large(plan: Plan) -> Iterator[str]:
     if 0 < plan.counted_peak <= given.available or plan.memory.fits:
         return
     held = plan.memory
-    largest = [f"{bytes_text(value.bytes)} of {value.type} at {value.source}" for value in held.largest[:_LISTED_LINES]]
+    if held.border > held.available:
+        what = f"arguments and results alone hold {bytes_text(held.border)}"
+        most, largest, fix = "", _border_values(plan), TO_SPLIT
+    else:
+        what, most = bytes_text(held.peak), ", the least that was found"
+        largest, fix = _temporaries(plan), TO_HOLD_LESS
     yield (
-        f"{plan.source}: {plan.name}: does not fit: {bytes_text(held.peak)} of {bytes_text(held.available)} on each "
-        f"device, the least that was found. The largest values at the peak: {'; '.join(largest)}; {TO_HOLD_LESS}"
+        f"{plan.source}: {plan.name}: does not fit: {what} of {bytes_text(held.available)} on each device{most}. "
+        f"The largest: {_largest(largest)}; {fix}"
     )
 
 

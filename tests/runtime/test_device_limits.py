@@ -64,12 +64,27 @@ def replicated(x):
 
 
 def test_what_does_not_fit_is_planned_and_says_so():
-    with pytest.warns(sdy.PartitionWarning, match=r"replicated: does not fit: 48.0 GiB of 15.8 GiB on each device"):
+    said = r"replicated: does not fit: arguments and results alone hold 48.0 GiB of 15.8 GiB on each device"
+    with pytest.warns(sdy.PartitionWarning, match=said + r".*24.0 GiB of x: .*by in_shardings and out_shardings"):
         plan = plan_of(replicated, (LARGE,), (P(),), donate_argnums=(), out_shardings=P())
     assert not plan.memory.fits
     first, _, second = str(plan).splitlines()[:3]
     assert first.startswith("plan of replicated on mesh fsdp=16 (16 devices): does not fit: 48.0 GiB of 15.8 GiB; 0 ")
-    assert second.startswith("does not fit: holds 48.0 GiB of 15.8 GiB") and "no plan found holds less" in second
+    assert second.startswith("does not fit: arguments and results alone hold 48.0 GiB of 15.8 GiB. To fit: split them")
+
+
+def test_what_fits_but_for_its_temporaries_says_which():
+    def called_back(x):
+        jax.debug.callback(print, x)  # with all of it
+        return jnp.tanh(x)
+
+    said = (
+        r"called_back: does not fit: .* on each device, the least that was found. The largest: 24.0 GiB of .* at .*py"
+    )
+    with pytest.warns(sdy.PartitionWarning, match=said):
+        plan = plan_of(called_back, (LARGE,), (P("fsdp"),), donate_argnums=(), out_shardings=P("fsdp"))
+    second = str(plan).splitlines()[2]
+    assert second.startswith("does not fit: holds ") and "no plan found holds less" in second
 
 
 def test_what_is_slower_than_op_by_op_says_what_that_would_hold():

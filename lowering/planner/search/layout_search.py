@@ -278,6 +278,11 @@ class LayoutSearch:
         return self._start.can_be_planned
 
     @property
+    def can_fit(self) -> bool:
+        """Whether arguments and results, where they are stated, leave room for anything else."""
+        return self.baseline.peak.border <= self.limit
+
+    @property
     def _baseline_fits(self) -> bool:
         """Whether the baseline keeps within the limit. Where no memory is known that is by what it holds itself, which
         need not be counted: a tenth of the time of planning a flax step of 12 layers (2026-11)."""
@@ -304,8 +309,9 @@ class LayoutSearch:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
         """
         layouts = self.baseline.placed.layouts
-        if self.policy.memory is not None and (peak := self.baseline.peak).border > self.limit:
-            raise border_too_large(self.graph, layouts, peak.total, self.setting.inputs, self.mesh, self.limit)
+        if self.policy.memory is not None and not self.can_fit:
+            held = self.baseline.peak.total
+            raise border_too_large(self.graph, layouts, held, self.setting.inputs, self.mesh, self.limit)
         must_plan = self.baseline.sends or not self._baseline_fits
         return self.planned(multipliers) if must_plan else [self.baseline]
 

@@ -267,7 +267,15 @@ def verdict_section(record: PlanRecord) -> Section:
 
 def _too_large(record: PlanRecord) -> Iterator[str]:
     memory = record.memory
-    if memory is not None and memory.available and memory.peak > memory.available:
+    if memory is None or not memory.available or memory.peak <= memory.available:
+        return
+    if memory.border > memory.available:
+        yield (
+            f"does not fit: arguments and results alone hold {bytes_text(memory.border)} of "
+            f"{bytes_text(memory.available)}. To fit: split them further (in_shardings and out_shardings, or AUTO), "
+            "donate what is replaced (donate_argnums), or more devices"
+        )
+    else:
         largest = next((f", {share} of it {type_} ({line})" for share, _, type_, line in _most_held(record)), "")
         yield (
             f"does not fit: holds {bytes_text(memory.peak)} of {bytes_text(memory.available)}{largest}; no plan found "

@@ -325,9 +325,14 @@ class RecordedMemory:
         return self.results - self.shared
 
     @property
+    def border(self) -> float:
+        """Arguments and results together."""
+        return self.arguments + self.own_results
+
+    @property
     def peak(self) -> float:
         """All that a device holds at most."""
-        return self.arguments + self.own_results + self.temporaries
+        return self.border + self.temporaries
 
     def live(self, op: int) -> list[RecordedBuffer]:
         """The temporaries that are live while an op runs, largest first."""
