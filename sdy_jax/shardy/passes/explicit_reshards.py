@@ -23,6 +23,7 @@ from sdy_jax.ir.operations import (
     manual_axes,
     module_meshes,
     named,
+    owning_op,
     returned_by,
 )
 from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding, erase_manual_axes
@@ -35,6 +36,7 @@ from sdy_jax.ir.stored_shardings import (
     set_list,
     set_sharding,
     sharding_of,
+
     stating,
 )
 from sdy_jax.shardy.passes.common_axes import ShardedOp
@@ -161,6 +163,8 @@ PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation, bool], None]] = Exten
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
+Steps = Callable[[TensorSharding | None, TensorSharding | None, dict[str, Mesh]], list[StatedStep]]
+"""The steps from a value's sharding to the one that is wanted; None is replicated."""
 
 _RESHARD = "sdy.reshard"
 _JOIN = "stablehlo.concatenate"
@@ -188,23 +192,24 @@ def insert_explicit_reshards(
     Raises:
       UnsupportedError: the full version meets an op that cannot be partitioned.
     """
-    if enable_full_version:
+    if enable_full_version and compat == "sdy_jax":
         PARTITION_INTO_RESHARDS.function(module, mark_partial_result_with_unreduced_axes)
         return
     known, meshes, rules = functions(module), module_meshes(module), RuleBook(compat=compat)
+    find = _all_steps if enable_full_version else _reduction_steps
     for op in Graph(module).ops:
         if op.name == CALL:
             _pass_to_call(op, known, meshes)
         elif op.name == _RESHARD:
             _take_apart(op, meshes)
         elif op.name == "func.return":
-            _give_back(op, meshes)
+            _give_back(op, meshes, find)
         elif is_data_flow(op):
-            _pass_along_edges(op, meshes)
+            _pass_along_edges(op, meshes, find)
         elif op.name not in _SKIPPED:
             _reduce_operands(op, meshes)
-            if op.name == _JOIN:
-                _run_along_common_axes(op, rules.rule_of(op), meshes)
+            if enable_full_version or op.name == _JOIN:
+                _run_along_common_axes(op, rules.rule_of(op), meshes, enable_full_version)
 
 
 # Where values flow.
@@ -233,14 +238,14 @@ def _take_apart(op: Op, meshes: dict[str, Mesh]) -> None:
         reshard.erase()
 
 
-def _give_back(op: Op, meshes: dict[str, Mesh]) -> None:
+def _give_back(op: Op, meshes: dict[str, Mesh], find: Steps) -> None:
     assert op.parent is not None
     for index, wanted in enumerate(function_shardings(op.parent.mlir, "res_attrs")):
         source = current_sharding(op.mlir.operands[index])
-        _move(op.mlir, index, _reduction_steps(source, wanted, meshes), ir.InsertionPoint(op.mlir))
+        _move(op.mlir, index, find(source, wanted, meshes), ir.InsertionPoint(op.mlir))
 
 
-def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
+def _pass_along_edges(op: Op, meshes: dict[str, Mesh], find: Steps) -> None:
     manual = manual_axes(op)
     for edge in edges_of(op):
         owner = edge.owner.mlir
@@ -251,7 +256,7 @@ def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
             wanted = erase_manual_axes(wanted, manual)
         for user, index in edge.slots:
             value = user.mlir.operands[index]
-            _move(user.mlir, index, _reduction_steps(current_sharding(value), wanted, meshes), just_after(value))
+            _move(user.mlir, index, find(current_sharding(value), wanted, meshes), just_after(value))
 
 
 def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
@@ -260,8 +265,8 @@ def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
         _move(op.mlir, index, _reductions(current_sharding(value), wanted, meshes), ir.InsertionPoint(op.mlir))
 
 
-def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh]) -> None:
-    """Reshards of operands and results of an op that they do not let run."""
+def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh], reduces: bool) -> None:
+    """Reshards of operands and results of an op that they do not let run, and all-reduces of partial results."""
     values = [*op.mlir.operands, *op.mlir.results]
     stated = [current_sharding(value) for value in values]
     named = dict.fromkeys(s.mesh for s in stated if s is not None)
@@ -269,24 +274,27 @@ def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str
         return
     (mesh,) = named
     shapes = tuple(tuple(value.type.shape) for value in values)
-    required = ShardedOp(rule, shapes, tuple(stated), mesh_of(meshes, next(filter(None, stated))), mesh).required()
-    if required is None:
-        return
-    for index, (have, wanted) in enumerate(zip(stated, required, strict=True)):
-        if wanted.axes == (have.axes if have is not None else TensorSharding.replicated(mesh, wanted.rank).axes):
-            continue
+    sharded = ShardedOp(rule, shapes, tuple(stated), mesh_of(meshes, next(filter(None, stated))), mesh)
+    required = sharded.required(frees=reduces)
+    for index, value in enumerate(values):
+        have = stated[index] or TensorSharding.replicated(mesh, len(shapes[index]))
+        wanted = have if required is None else required[index]
         if index < len(op.mlir.operands):
-            _move(op.mlir, index, [(None, wanted)], ir.InsertionPoint(op.mlir))
+            if wanted.axes != have.axes:
+                _move(op.mlir, index, [(None, wanted)], ir.InsertionPoint(op.mlir))
             continue
-        reshard = stating(
-            _RESHARD,
-            values[index],
-            have or TensorSharding.replicated(mesh, wanted.rank),
-            op.mlir.location,
-            just_after(values[index]),
-        )
-        values[index].replace_all_uses_except(reshard.results[0], reshard)
-        set_sharding(values[index], wanted)
+        if wanted.axes != have.axes:
+            reshard = stating(_RESHARD, value, have, op.mlir.location, just_after(value))
+            value.replace_all_uses_except(reshard.results[0], reshard)
+            set_sharding(value, wanted)
+        axes = sharded.reduced_axes(required)
+        if reduces and (gone := set_difference(axes, wanted.unreduced_axes, sharded.mesh)):
+            _reduce_result(value, SdyCollective("all_reduce", gone), wanted)
+
+
+def _reduce_result(value: ir.Value, collective: SdyCollective, sharding: TensorSharding) -> None:
+    reduced = _step(value, collective, sharding, owning_op(value).location, just_after(value))
+    value.replace_all_uses_except(reduced, owning_op(reduced))
 
 
 # The steps from one sharding to another.
@@ -314,6 +322,12 @@ def _steps(
         have = replace(have, dimensions=dimensions)
         yield None, have
     yield from _unreduced(have, more, mesh)
+
+
+def _all_steps(
+    source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]
+) -> list[StatedStep]:
+    return list(_steps(source, target, meshes))
 
 
 def _reduction_steps(
@@ -393,18 +407,27 @@ def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
 
 def _move(user: ir.Operation, index: int, steps: list[StatedStep], ip: ir.InsertionPoint) -> None:
     """Puts one op per step between an operand and its user."""
-    value, context = user.operands[index], user.context
+    value = user.operands[index]
     for collective, sharding in steps:
-        name = "sharding" if collective is None else "out_sharding"
-        stated = {} if collective is None else collective.attributes
-        attributes = {key: attribute_from_text(text, context) for key, text in stated.items()}
-        op = ir.Operation.create(
-            _RESHARD if collective is None else f"sdy.{collective.kind}",
-            results=[value.type],
-            operands=[value],
-            attributes={**attributes, **sharding_attributes(name, sharding, context)},
-            loc=user.location,
-            ip=ip,
-        )
-        value = op.results[0]
+        value = _step(value, collective, sharding, user.location, ip)
     user.operands[index] = value
+
+
+def _step(
+    value: ir.Value,
+    collective: SdyCollective | None,
+    sharding: TensorSharding,
+    location: ir.Location,
+    ip: ir.InsertionPoint,
+) -> ir.Value:
+    if collective is None:
+        return stating(_RESHARD, value, sharding, location, ip).results[0]
+    said = {key: attribute_from_text(text, value.context) for key, text in collective.attributes.items()}
+    return ir.Operation.create(
+        f"sdy.{collective.kind}",
+        results=[value.type],
+        operands=[value],
+        attributes={**said, **sharding_attributes("out_sharding", sharding, value.context)},
+        loc=location,
+        ip=ip,
+    ).results[0]
