@@ -50,7 +50,9 @@ from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, ReshardPla
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.passes.calls import inline_calls
 from sdy_jax.shardy.passes.constraints import current_sharding
+from sdy_jax.shardy.passes.reshard_steps import reshard_steps
 from sdy_jax.shardy.propagation.data_flow import edge_shardings
+from sdy_jax.shardy.rules import Compat
 
 # Chains of collectives and reshards: one value on its way from one sharding to another.
 #
@@ -96,6 +98,14 @@ class Chain:
         if source.mesh == target.mesh:
             return ReshardPlanner(first, _COSTS, strips=False).plan(shape or (), itemsize(dtype), source, target)
         return plan_across(shape or (), itemsize(dtype), source, target, (first, second), _COSTS)
+
+    def documented_plan(self) -> ReshardPlan | None:
+        """Shardy's collectives; None where there are none for it."""
+        source, target, first, second = self._on_one_name()
+        if source.mesh != target.mesh or first != second:
+            return None
+        steps = reshard_steps(shape_and_dtype(self.value.type)[0] or (), source, target, first)
+        return None if steps is None else ReshardPlan(tuple(Collective(*step, 0.0) for step in steps), 0.0, 0.0)
 
     def _on_one_name(self) -> tuple[TensorSharding, TensorSharding, Mesh, Mesh]:
         """Both ends with their meshes, under one name where these are equal; a mesh without axes is the other's."""
@@ -339,21 +349,25 @@ def _create_reshard(chain: Chain, value: ir.Value, ip: ir.InsertionPoint) -> ir.
     return ir.Operation.create(RESHARD, [value.type], [value], attributes, loc=location, ip=ip).results[0]
 
 
-def reshards_to_collectives(module: ir.Operation, *, keep_redundant_reshards: bool = False) -> None:
-    """`sdy-reshard-to-collectives`: every reshard becomes the cheapest collectives that do what it says.
+def reshards_to_collectives(
+    module: ir.Operation, *, keep_redundant_reshards: bool = False, compat: Compat = "shardy"
+) -> None:
+    """`sdy-reshard-to-collectives`: every reshard becomes the collectives that Shardy makes of it.
 
-    A reduction right before a reshard, and reshards in a row, are planned together with it.
+    With `compat=sdy_jax` they are the cheapest, and a reduction right before a reshard, and reshards in a row, are
+    planned together with it. So they are where Shardy's would not move blocks of equal sizes.
 
     Args:
       module: a `builtin.module`, edited in place.
       keep_redundant_reshards: leave a reshard that changes nothing; else it is removed.
+      compat: whose collectives; see `Compat`.
 
     Raises:
       UnsupportedError: a reshard leads to a mesh with other axes or devices.
     """
-    planned = (RESHARD, *REDUCING_OPS)
+    planned = (RESHARD, *REDUCING_OPS) if compat == "sdy_jax" else ()
     for chain in chains(module, lambda op: op.name in planned, lambda op: op.name == RESHARD):
-        plan = chain.plan()
+        plan = chain.plan() if compat == "sdy_jax" else chain.documented_plan() or chain.plan()
         if plan.steps or not keep_redundant_reshards:
             chain.replace_with(plan)
         elif len(chain.ops) > 1:
