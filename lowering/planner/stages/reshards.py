@@ -298,11 +298,13 @@ def mark_written(module: ir.Operation) -> None:
 
 
 def forget_written(module: ir.Operation, marks_partial: bool = False) -> None:
-    """Removes the marks, and, unless partial results are to say that they are unreduced, that they do."""
+    """Removes the marks, reductions of nothing, and, unless partial results are to say that they are, "unreduced"."""
     if not marks_partial:
         _unmark_partial_results(module)
     for op in pre_order(module):
-        if _WRITTEN in op.attributes:
+        if op.name in REDUCING_OPS and not collective_from_attributes(_kind(op), op.attributes).all_axes:
+            replace_op(op, list(op.operands))
+        elif _WRITTEN in op.attributes:
             del op.attributes[_WRITTEN]
 
 

@@ -88,6 +88,8 @@ class ShardedOp:
         sides = [index for index, shape in enumerate(self.shapes) if shape]
         if len(sides) != 2 or not sides[0] < len(self.rule.operand_mappings) <= sides[1] or self.rule.need_replication:
             return None
+        if any(len(dim) > 1 for mapping in self.rule.mappings for dim in mapping):
+            return None
         candidates = [self._axes_of(tensors[index]) for index in sides]
         ranks = [self._side_rank(axes, index) for axes, index in zip(candidates, sides, strict=True)]
         return candidates[ranks[1] > ranks[0]]

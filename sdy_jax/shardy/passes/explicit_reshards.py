@@ -270,7 +270,7 @@ def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str
     values = [*op.mlir.operands, *op.mlir.results]
     stated = [current_sharding(value) for value in values]
     named = dict.fromkeys(s.mesh for s in stated if s is not None)
-    if rule is None or len(named) != 1:
+    if rule is None or len(named) != 1 or mesh_of(meshes, next(filter(None, stated))).is_maximal:
         return
     (mesh,) = named
     shapes = tuple(tuple(value.type.shape) for value in values)
