@@ -8,7 +8,7 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.base.extensions import Extension
-from sdy_jax.ir.attributes import attribute_from_text, sharding_attributes
+from sdy_jax.ir.attributes import SAYABLE, attribute_from_text, reduction_attributes, sharding_attributes
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, REDUCING, REDUCING_OPS, UNREDUCING, SdyCollective
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, contains, set_difference, sort_and_merge
@@ -289,11 +289,22 @@ def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str
             set_sharding(value, wanted)
         axes = sharded.reduced_axes(required)
         if reduces and (gone := set_difference(axes, wanted.unreduced_axes, sharded.mesh)):
-            _reduce_result(value, SdyCollective("all_reduce", gone), wanted)
+            _reduce_result(value, SdyCollective("all_reduce", gone), wanted, _reduction_of(op))
 
 
-def _reduce_result(value: ir.Value, collective: SdyCollective, sharding: TensorSharding) -> None:
-    reduced = _step(value, collective, sharding, owning_op(value).location, just_after(value))
+_SAID_REDUCTIONS = {"stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+"""The op inside of a reduction, and the word for it that Shardy writes, where the dialect has words. By the op that it
+reads, a later pass knows the others."""
+
+
+def _reduction_of(op: Op) -> str:
+    inner = {o.name for block in op.blocks for o in block.ops[:-1]}
+    said = _SAID_REDUCTIONS.get(inner.pop(), "sum") if len(inner) == 1 else "sum"
+    return said if said in SAYABLE else "sum"
+
+
+def _reduce_result(value: ir.Value, collective: SdyCollective, sharding: TensorSharding, reduction: str) -> None:
+    reduced = _step(value, collective, sharding, owning_op(value).location, just_after(value), reduction)
     value.replace_all_uses_except(reduced, owning_op(reduced))
 
 
@@ -419,10 +430,12 @@ def _step(
     sharding: TensorSharding,
     location: ir.Location,
     ip: ir.InsertionPoint,
+    reduction: str = "sum",
 ) -> ir.Value:
     if collective is None:
         return stating(_RESHARD, value, sharding, location, ip).results[0]
-    said = {key: attribute_from_text(text, value.context) for key, text in collective.attributes.items()}
+    texts = {**collective.attributes, **reduction_attributes(collective.kind, reduction)}
+    said = {key: attribute_from_text(text, value.context) for key, text in texts.items()}
     return ir.Operation.create(
         f"sdy.{collective.kind}",
         results=[value.type],

@@ -172,7 +172,7 @@ def export_pipeline(
     if not avoid_export_for_partitioning:
         for_matmul = enable_insert_explicit_collectives and remove_all_gather_reduce_scatter_for_cmv1
         passes += (
-            _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul, is_newest(compat))
+            _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul, compat)
             if partitioner_stage is not None
             else (*_passes(*_VERIFIED * is_newest(compat), "sdy-insert-explicit-reshards"), _SIMPLIFIED)
         )
@@ -200,14 +200,15 @@ _STAGES: dict[str, tuple[str, ...]] = {
 padding and permuted factors are."""
 
 
-def _up_to(stage: Stage, per_instruction: bool, for_collective_matmul: bool, is_new: bool) -> Passes:
-    """Jaxlib 0.10 has no pass that verifies unreduced axes, and none that makes collectives in a row others."""
+def _up_to(stage: Stage, per_instruction: bool, for_collective_matmul: bool, compat: Compat) -> Passes:
+    """Jaxlib 0.10 has no pass that verifies unreduced axes; collectives in a row become others in plans only."""
     load_extensions()
     names = ("sdy-per-instruction-partitioning",) if per_instruction else _STAGES[stage]
-    names = tuple(name for name in names if is_new or name != "sdy-optimize-collectives")
-    passes = (*_passes(*_VERIFIED * is_new), Pass("sdy-insert-explicit-reshards", enable_full_version=True), _JOINED)
+    names = tuple(name for name in names if compat == "sdy_jax" or name != "sdy-optimize-collectives")
+    verified = _passes(*_VERIFIED * (compat == "sdy_jax" or is_newest(compat)))
     left = _passes(*["sdy-remove-all-gather-reduce-scatter-for-cmv1"] * for_collective_matmul)
-    return (*passes, *_passes(*names), _SIMPLIFIED, *left)
+    full = Pass("sdy-insert-explicit-reshards", enable_full_version=True)
+    return (*verified, full, _JOINED, *_passes(*names), _SIMPLIFIED, *left)
 
 
 PIPELINES: dict[str, Callable[..., Passes]] = {
