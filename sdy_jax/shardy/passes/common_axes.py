@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, natural_order, overlaps, prefix_of, sort_and_merge, truncate_overlaps
+from sdy_jax.ir.meshes import (
+    Axes,
+    AxisRef,
+    Mesh,
+    axes_size,
+    natural_order,
+    overlaps,
+    prefix_of,
+    sort_and_merge,
+    truncate_overlaps,
+)
 from sdy_jax.ir.shardings import FactorType, OpShardingRule, TensorSharding
 from sdy_jax.shardy.propagation.factors import FactorSharding, TensorProjection, project, unproject
 

@@ -36,7 +36,6 @@ from sdy_jax.ir.stored_shardings import (
     set_list,
     set_sharding,
     sharding_of,
-
     stating,
 )
 from sdy_jax.shardy.passes.common_axes import ShardedOp
