@@ -73,7 +73,7 @@ class ShardedOp:
             found |= {f: s.axes for f, s in tensor.factors.items() if self.rule.type_of(f) is FactorType.REDUCTION}
         return sort_and_merge([axis for axes in found.values() for axis in axes], self.mesh)
 
-    def _projected(self, shardings) -> list[TensorProjection]:
+    def _projected(self, shardings: Sequence[TensorSharding | None]) -> list[TensorProjection]:
         return [
             project(sharding, mapping, self.rule.factor_sizes, self.mesh)
             for sharding, mapping in zip(shardings, self.rule.mappings, strict=True)

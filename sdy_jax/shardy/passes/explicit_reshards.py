@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
@@ -151,11 +151,12 @@ def _closed(sharding: TensorSharding) -> TensorSharding:
 
 # Reshards that a program cannot do without, before it is partitioned: at calls, and of unreduced values.
 #
-# The full version, with all reshards, is the partitioner's (`planner/stages/reshards.py`).
-#
 # What flows from a value with one sharding to a place that wants another is moved in up to four steps: an all-reduce
 # over the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what
 # their functions want. Everywhere else only unreduced axes matter, and other differences are left to partitioning.
+#
+# In the full version none are: every value is moved to where it flows, every op runs along common axes, and partial
+# results are reduced. That of plans (`planner/stages/reshards.py`) chooses axes for the whole program instead.
 
 PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation, bool], None]] = Extension("partition_into_reshards")
 
@@ -164,6 +165,15 @@ StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
 Steps = Callable[[TensorSharding | None, TensorSharding | None, dict[str, Mesh]], list[StatedStep]]
 """The steps from a value's sharding to the one that is wanted; None is replicated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Of the pass: with all reshards, and with partial results that say so."""
+
+    is_full: bool
+    marks_partial: bool
+
 
 _RESHARD = "sdy.reshard"
 _JOIN = "stablehlo.concatenate"
@@ -182,20 +192,22 @@ def insert_explicit_reshards(
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
-      enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
-        and an all_reduce for every partial result. Calls are inlined.
+      enable_full_version: a reshard wherever an op needs another sharding than there is, and an all_reduce for every
+        partial result.
       mark_partial_result_with_unreduced_axes: in the full version, ops state along which axes their results are
         partial. What the program states itself stays in any case.
-      compat: whose rule concatenations have; see `Compat`.
+      compat: whose rules ops have; with `sdy_jax` the full version is that of plans: calls are inlined, and the main
+        function is partitioned at the least cost. See `Compat`.
 
     Raises:
-      UnsupportedError: the full version meets an op that cannot be partitioned.
+      UnsupportedError: the full version of plans meets an op that cannot be partitioned.
     """
     if enable_full_version and compat == "sdy_jax":
         PARTITION_INTO_RESHARDS.function(module, mark_partial_result_with_unreduced_axes)
         return
     known, meshes, rules = functions(module), module_meshes(module), RuleBook(compat=compat)
-    find = _all_steps if enable_full_version else _reduction_steps
+    version = _Version(enable_full_version, mark_partial_result_with_unreduced_axes)
+    find = _all_steps if version.is_full else _reduction_steps
     for op in Graph(module).ops:
         if op.name == CALL:
             _pass_to_call(op, known, meshes)
@@ -207,8 +219,8 @@ def insert_explicit_reshards(
             _pass_along_edges(op, meshes, find)
         elif op.name not in _SKIPPED:
             _reduce_operands(op, meshes)
-            if enable_full_version or op.name == _JOIN:
-                _run_along_common_axes(op, rules.rule_of(op), meshes, enable_full_version)
+            if version.is_full or op.name == _JOIN:
+                _run_along_common_axes(op, rules.rule_of(op), meshes, version)
 
 
 # Where values flow.
@@ -264,47 +276,54 @@ def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
         _move(op.mlir, index, _reductions(current_sharding(value), wanted, meshes), ir.InsertionPoint(op.mlir))
 
 
-def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh], reduces: bool) -> None:
+def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh], version: _Version) -> None:
     """Reshards of operands and results of an op that they do not let run, and all-reduces of partial results."""
     values = [*op.mlir.operands, *op.mlir.results]
     stated = [current_sharding(value) for value in values]
-    named = dict.fromkeys(s.mesh for s in stated if s is not None)
-    if rule is None or len(named) != 1 or mesh_of(meshes, next(filter(None, stated))).is_maximal:
+    first = next(filter(None, stated), None)
+    if rule is None or first is None or any(s is not None and s.mesh != first.mesh for s in stated):
         return
-    (mesh,) = named
+    if (mesh := mesh_of(meshes, first)).is_maximal:
+        return
     shapes = tuple(tuple(value.type.shape) for value in values)
-    sharded = ShardedOp(rule, shapes, tuple(stated), mesh_of(meshes, next(filter(None, stated))), mesh)
-    required = sharded.required(frees=reduces)
-    for index, value in enumerate(values):
-        have = stated[index] or TensorSharding.replicated(mesh, len(shapes[index]))
-        wanted = have if required is None else required[index]
-        if index < len(op.mlir.operands):
-            if wanted.axes != have.axes:
-                _move(op.mlir, index, [(None, wanted)], ir.InsertionPoint(op.mlir))
-            continue
-        if wanted.axes != have.axes:
-            reshard = stating(_RESHARD, value, have, op.mlir.location, just_after(value))
-            value.replace_all_uses_except(reshard.results[0], reshard)
-            set_sharding(value, wanted)
-        axes = sharded.reduced_axes(required)
-        if reduces and (gone := set_difference(axes, wanted.unreduced_axes, sharded.mesh)):
-            _reduce_result(value, SdyCollective("all_reduce", gone), wanted, _reduction_of(op))
+    sharded = ShardedOp(rule, shapes, tuple(stated), mesh, first.mesh)
+    required, count = sharded.required(frees=version.is_full), len(op.mlir.operands)
+    have = [s or TensorSharding.replicated(first.mesh, len(shape)) for s, shape in zip(stated, shapes, strict=True)]
+    for index, (old, new) in enumerate(zip(have, required or have, strict=True)):
+        if old.axes != new.axes and index < count:
+            _move(op.mlir, index, [(None, new)], ir.InsertionPoint(op.mlir))
+        elif old.axes != new.axes:
+            _make_otherwise(values[index], old, new)
+    if version.is_full and (axes := sharded.reduced_axes(required)):
+        for value, made in zip(values[count:], (required or have)[count:], strict=True):
+            _reduce_result(op, value, made, set_difference(axes, made.unreduced_axes, mesh), version)
+
+
+def _make_otherwise(value: ir.Value, old: TensorSharding, new: TensorSharding) -> None:
+    reshard = stating(_RESHARD, value, old, owning_op(value).location, just_after(value))
+    value.replace_all_uses_except(reshard.results[0], reshard)
+    set_sharding(value, new)
+
+
+def _reduce_result(op: Op, value: ir.Value, made: TensorSharding, axes: Axes, version: _Version) -> None:
+    if not axes:
+        return
+    step = SdyCollective("all_reduce", axes)
+    reduced = _step(value, step, made, op.mlir.location, just_after(value), _reduction_of(op))
+    value.replace_all_uses_except(reduced, owning_op(reduced))
+    if version.marks_partial:
+        set_sharding(value, replace(made, unreduced_axes=(*made.unreduced_axes, *axes), reduction=_reduction_of(op)))
 
 
 _SAID_REDUCTIONS = {"stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 """The op inside of a reduction, and the word for it that Shardy writes, where the dialect has words. By the op that it
-reads, a later pass knows the others."""
+reduces, a later pass knows the others."""
 
 
 def _reduction_of(op: Op) -> str:
     inner = {o.name for block in op.blocks for o in block.ops[:-1]}
     said = _SAID_REDUCTIONS.get(inner.pop(), "sum") if len(inner) == 1 else "sum"
     return said if said in SAYABLE else "sum"
-
-
-def _reduce_result(value: ir.Value, collective: SdyCollective, sharding: TensorSharding, reduction: str) -> None:
-    reduced = _step(value, collective, sharding, owning_op(value).location, just_after(value), reduction)
-    value.replace_all_uses_except(reduced, owning_op(reduced))
 
 
 # The steps from one sharding to another.

@@ -48,8 +48,8 @@ def reshard_steps(
     cuts = _cuts(source.axes, target.axes, mesh)
     if cuts is None or source.unreduced_axes or target.unreduced_axes:
         return None
-    lists = ([_cut(axes, cuts, mesh) for axes in sharding.axes] for sharding in (source, target))
-    steps = list(_Reshard(shape, mesh, target.mesh, *lists).steps())
+    now, wanted = ([_cut(axes, cuts, mesh) for axes in sharding.axes] for sharding in (source, target))
+    steps = list(_Reshard(shape, mesh, target.mesh, now, wanted).steps())
     return steps if _moves_blocks(shape, source, target, steps, mesh) else None
 
 
