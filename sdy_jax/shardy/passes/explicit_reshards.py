@@ -281,7 +281,7 @@ def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str
     values = [*op.mlir.operands, *op.mlir.results]
     stated = [current_sharding(value) for value in values]
     first = next(filter(None, stated), None)
-    if rule is None or first is None or any(s is not None and s.mesh != first.mesh for s in stated):
+    if rule is None or rule.is_custom or first is None or any(s is not None and s.mesh != first.mesh for s in stated):
         return
     if (mesh := mesh_of(meshes, first)).is_maximal:
         return
@@ -289,13 +289,17 @@ def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str
     sharded = ShardedOp(rule, shapes, tuple(stated), mesh, first.mesh)
     required, count = sharded.required(frees=version.is_full), len(op.mlir.operands)
     have = [s or TensorSharding.replicated(first.mesh, len(shape)) for s, shape in zip(stated, shapes, strict=True)]
-    for index, (old, new) in enumerate(zip(have, required or have, strict=True)):
-        if old.axes != new.axes and index < count:
+    changed = [
+        (i, old, new) for i, (old, new) in enumerate(zip(have, required or have, strict=True)) if old.axes != new.axes
+    ]
+    for index, _, new in changed:
+        if index < count:
             _move(op.mlir, index, [(None, new)], ir.InsertionPoint(op.mlir))
-        elif old.axes != new.axes:
+    for index, old, new in reversed(changed):  # each right behind the op
+        if index >= count:
             _make_otherwise(values[index], old, new)
     if version.is_full and (axes := sharded.reduced_axes(required)):
-        for value, made in zip(values[count:], (required or have)[count:], strict=True):
+        for value, made in reversed(list(zip(values[count:], (required or have)[count:], strict=True))):
             _reduce_result(op, value, made, set_difference(axes, made.unreduced_axes, mesh), version)
 
 
