@@ -28,6 +28,11 @@ from sdy_jax.shardy.propagation.factors import FactorSharding, TensorProjection,
 #     taken        j: "b" (of equals the later factor, more axes, later ones), then i: "a"
 #
 # The invariant: what is taken has no axis twice, and every candidate that is left extends what is taken of its factor.
+#
+# Where one operand becomes one result, dimension by dimension, one side moves whole to the axes of the other:
+#
+#     tanh of x: 8x8 [{"a"}, {}] to y: 8x8 [{}, {"c"}]       y's, where "c" makes more shards than "a"
+#     a sum of x: 8x8 [{}, {}] to y: 8 [{"a"}]               x's, which is larger
 
 _TYPE_RANK = {
     FactorType.PASS_THROUGH: 3,
@@ -58,7 +63,11 @@ class ShardedOp:
     mesh_name: str | Mesh
 
     def required(self, frees: bool = False) -> tuple[TensorSharding, ...] | None:
-        """The shardings with which the op runs, with the unreduced axes that there are; None: those that it has."""
+        """The shardings with which the op runs, with the unreduced axes that there are; None: those that it has.
+
+        Args:
+          frees: whether a factor that needs replication is freed of axes on which all tensors agree.
+        """
         tensors = self._projected(self.shardings)
         if self._is_compatible(tensors) and not (frees and self._is_split_where_whole(tensors)):
             return None
@@ -94,11 +103,11 @@ class ShardedOp:
         return any(t.factors[f].axes for t in tensors for f in self.rule.need_replication if f in t.factors)
 
     def _of_one_side(self, tensors: Sequence[TensorProjection]) -> list[Axes] | None:
-        """Those of the operand or of the result, whole, where each is one and no factor needs replication."""
-        sides = [index for index, shape in enumerate(self.shapes) if shape]
-        if len(sides) != 2 or not sides[0] < len(self.rule.operand_mappings) <= sides[1] or self.rule.need_replication:
-            return None
-        if any(len(dim) > 1 for mapping in self.rule.mappings for dim in mapping):
+        """Those of the operand or of the result, whole, where each is one, no factor needs replication and no
+        dimension has several; else None."""
+        sides, count = [index for index, shape in enumerate(self.shapes) if shape], len(self.rule.operand_mappings)
+        is_unary = len(sides) == 2 and sides[0] < count <= sides[1]
+        if not is_unary or self.rule.need_replication or any(len(d) > 1 for m in self.rule.mappings for d in m):
             return None
         candidates = [self._axes_of(tensors[index]) for index in sides]
         ranks = [self._side_rank(axes, index) for axes, index in zip(candidates, sides, strict=True)]
