@@ -22,8 +22,8 @@ from sdy_jax.ir.shardings import TensorSharding
 # A permute keeps the number of shards of every dimension, so what it exchanges are axes of prime size, the atoms of the
 # axes in use. Behind it each dimension is a head, which is how the target begins, as far as the shards reach; a middle,
 # which is gathered at the end; and a tail, which all-to-alls take elsewhere. The rules were found by experiments with
-# jaxlib 0.10.2 and 0.12: of 5,353 random reshards of values of rank 1 to 3, all but one are equal on the mesh above, and
-# all but 23 of 5,438 with six axes of size 2.
+# jaxlib 0.10.2 and 0.12: of 5,353 random reshards of values of rank 1 to 3, all but one are equal on the mesh above,
+# and all but 23 of 5,438 with six axes of size 2.
 
 Atoms = list[AxisRef]
 """Parts of axes, each of prime size, major to minor."""

@@ -90,7 +90,7 @@ ELEMENTWISE_TARGETS = (
 )
 
 STATED_FOR_GSPMD = "Sharding"
-"""The target of calls that say by `mhlo.sharding` how a value lies for XLA's former partitioner, and compute nothing."""
+"""The target of calls that compute nothing: `mhlo.sharding` says how a value is sharded by XLA's former partitioner."""
 
 TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     **dict.fromkeys(ELEMENTWISE_TARGETS, _elementwise),
