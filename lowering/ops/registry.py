@@ -159,8 +159,8 @@ _CALLBACK = (
     "its callbacks run"
 )
 _GSPMD = (
-    "a manual region of GSPMD (SPMDFullToShardShape, SPMDShardToFullShape) names no mesh; to fix: export the program with "
-    "jax_use_shardy_partitioner on, which writes an sdy.manual_computation"
+    "a manual region of GSPMD (SPMDFullToShardShape, SPMDShardToFullShape) names no mesh; to fix: export the program "
+    "with jax_use_shardy_partitioner on, which writes an sdy.manual_computation"
 )
 REJECTED = {
     "stablehlo.infeed": "infeed is not supported; pass the data as an argument",
