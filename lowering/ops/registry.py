@@ -158,9 +158,15 @@ _CALLBACK = (
     "the Python function of a callback is not in a program's text; to fix: partition the function that was traced, as "
     "its callbacks run"
 )
+_GSPMD = (
+    "a manual region of GSPMD (SPMDFullToShardShape, SPMDShardToFullShape) names no mesh; to fix: export the program "
+    "with jax_use_shardy_partitioner on, which writes an sdy.manual_computation"
+)
 REJECTED = {
     "stablehlo.infeed": "infeed is not supported; pass the data as an argument",
     "stablehlo.outfeed": "outfeed is not supported; return the data",
+    "SPMDFullToShardShape": _GSPMD,
+    "SPMDShardToFullShape": _GSPMD,
     "xla_python_cpu_callback": _CALLBACK,
     "xla_python_gpu_callback": _CALLBACK,
     "xla_ffi_python_cpu_callback": _CALLBACK,

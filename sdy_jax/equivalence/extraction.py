@@ -287,7 +287,8 @@ def run_plain(
     written = io.BytesIO()
     module.write_bytecode(written)
     types = tuple(_aval(value) for value in Graph(module).outputs)
-    parameters = {"module": written.getvalue(), "name": "plain", "results": types, "foreign": False}
+    foreign = module.context.allow_unregistered_dialects  # attributes of other dialects
+    parameters = {"module": written.getvalue(), "name": "plain", "results": types, "foreign": foreign}
     options: dict[str, Any] = {}
     if shardings is not None:
         options = {"in_shardings": tuple(shardings[0]), "out_shardings": list(shardings[1])}

@@ -50,7 +50,9 @@ from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, ReshardPla
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.passes.calls import inline_calls
 from sdy_jax.shardy.passes.constraints import current_sharding
+from sdy_jax.shardy.passes.reshard_steps import reshard_steps
 from sdy_jax.shardy.propagation.data_flow import edge_shardings
+from sdy_jax.shardy.rules import Compat
 
 # Chains of collectives and reshards: one value on its way from one sharding to another.
 #
@@ -97,6 +99,14 @@ class Chain:
             return ReshardPlanner(first, _COSTS, strips=False).plan(shape or (), itemsize(dtype), source, target)
         return plan_across(shape or (), itemsize(dtype), source, target, (first, second), _COSTS)
 
+    def documented_plan(self) -> ReshardPlan | None:
+        """Shardy's collectives; None where there are none for it."""
+        source, target, first, second = self._on_one_name()
+        if source.mesh != target.mesh or first != second:
+            return None
+        steps = reshard_steps(shape_and_dtype(self.value.type)[0] or (), source, target, first)
+        return None if steps is None else ReshardPlan(tuple(Collective(*step, 0.0) for step in steps), 0.0, 0.0)
+
     def _on_one_name(self) -> tuple[TensorSharding, TensorSharding, Mesh, Mesh]:
         """Both ends with their meshes, under one name where these are equal; a mesh without axes is the other's."""
         source, target = closed(self.source), closed(self.target)
@@ -110,7 +120,9 @@ class Chain:
     def replace_with(self, plan: ReshardPlan) -> None:
         """Writes a plan's collectives in its place."""
         tail, current = self.ops[-1], self.value
-        if plan.steps and plan.steps[0].kind not in _TAKE_ANYTHING and current_sharding(current) is None:
+        first = plan.steps[0] if plan.steps else None
+        is_unstated = first is not None and first.kind not in _TAKE_ANYTHING and current_sharding(current) is None
+        if is_unstated or (first is not None and first.result.unreduced_axes):
             set_sharding(current, self.source)
         for step in (*self._freed_of_axes_of_one(plan), *plan.steps):
             current = create_collective(step, current, tail.location, ir.InsertionPoint(tail))
@@ -288,11 +300,13 @@ def mark_written(module: ir.Operation) -> None:
 
 
 def forget_written(module: ir.Operation, marks_partial: bool = False) -> None:
-    """Removes the marks, and, unless partial results are to say that they are unreduced, that they do."""
+    """Removes the marks, reductions of nothing, and, unless partial results are to say that they are, "unreduced"."""
     if not marks_partial:
         _unmark_partial_results(module)
     for op in pre_order(module):
-        if _WRITTEN in op.attributes:
+        if op.name in REDUCING_OPS and not collective_from_attributes(_kind(op), op.attributes).all_axes:
+            replace_op(op, list(op.operands))
+        elif _WRITTEN in op.attributes:
             del op.attributes[_WRITTEN]
 
 
@@ -339,21 +353,25 @@ def _create_reshard(chain: Chain, value: ir.Value, ip: ir.InsertionPoint) -> ir.
     return ir.Operation.create(RESHARD, [value.type], [value], attributes, loc=location, ip=ip).results[0]
 
 
-def reshards_to_collectives(module: ir.Operation, *, keep_redundant_reshards: bool = False) -> None:
-    """`sdy-reshard-to-collectives`: every reshard becomes the cheapest collectives that do what it says.
+def reshards_to_collectives(
+    module: ir.Operation, *, keep_redundant_reshards: bool = False, compat: Compat = "shardy"
+) -> None:
+    """`sdy-reshard-to-collectives`: every reshard becomes the collectives that Shardy makes of it.
 
-    A reduction right before a reshard, and reshards in a row, are planned together with it.
+    With `compat=sdy_jax` they are the cheapest, and a reduction right before a reshard, and reshards in a row, are
+    planned together with it. So they are where Shardy's would not move blocks of equal sizes.
 
     Args:
       module: a `builtin.module`, edited in place.
       keep_redundant_reshards: leave a reshard that changes nothing; else it is removed.
+      compat: whose collectives; see `Compat`.
 
     Raises:
       UnsupportedError: a reshard leads to a mesh with other axes or devices.
     """
-    planned = (RESHARD, *REDUCING_OPS)
+    planned = (RESHARD, *REDUCING_OPS) if compat == "sdy_jax" else ()
     for chain in chains(module, lambda op: op.name in planned, lambda op: op.name == RESHARD):
-        plan = chain.plan()
+        plan = chain.plan() if compat == "sdy_jax" else chain.documented_plan() or chain.plan()
         if plan.steps or not keep_redundant_reshards:
             chain.replace_with(plan)
         elif len(chain.ops) > 1:

@@ -27,7 +27,7 @@ from sdy_jax.shardy.passes.constraints import current_sharding
 #     all_slice of all_gather, same axes                     -> the operand of the all_gather
 #     all_reduce of replicated_to_unreduced, same axes       -> the operand of the replicated_to_unreduced
 #     all_reduce of sharded_to_unreduced, same axes          -> all_gather
-#     all_slice of all_reduce, no other user, all axes       -> reduce_scatter, and an all_slice of what is left
+#     all_slice of all_reduce, no other users but its like   -> reduce_scatter, and an all_slice of what is left
 
 Pattern = Callable[[ir.Operation, ir.Operation | None, dict[str, Mesh]], bool]
 """Given an op, the op that makes its operand, and the meshes; returns whether it has replaced the op."""
@@ -102,12 +102,19 @@ def _reduces_blocks(op: ir.Operation, before: ir.Operation | None, meshes: dict[
 def _keeps_blocks_of_a_sum(op: ir.Operation, before: ir.Operation | None, meshes: dict[str, Mesh]) -> bool:
     if before is None or (op.name, before.name) != ("sdy.all_slice", "sdy.all_reduce"):
         return False
-    if len(users(before.results[0])) != 1:
-        return False
     scattered, left = _split(_said(op).axes, _said(before).axes)
     mesh = mesh_of(meshes, _out(before))
     if sort_and_merge([a for axes in scattered for a in axes], mesh) != _said(before).axes:
         return False
+    alike = users(before.results[0])
+    if not all(_are_alike(user, op) for user in alike):
+        return False
+    if len(alike) > 1:
+        first = next(o.operation for o in op.block.operations if o.operation in alike)
+        if op == first:
+            return False
+        replace_op(op, list(first.results))
+        return True
     out = _out(op) if not any(left) else sharding_after(SdyCollective("all_slice", scattered), _out(before), mesh)
     kind = {k: v for k, v in read_attributes(before).items() if k not in ("out_sharding", AXES_ATTRIBUTE["all_reduce"])}
     value = _created(SdyCollective("reduce_scatter", scattered), out, before.operands[0], op, kind)
@@ -140,6 +147,10 @@ def _split(sliced: tuple[Axes, ...], reduced: Axes) -> tuple[tuple[Axes, ...], t
         tuple(axes[:count] for axes, count in zip(sliced, counts, strict=True)),
         tuple(axes[count:] for axes, count in zip(sliced, counts, strict=True)),
     )
+
+
+def _are_alike(a: ir.Operation, b: ir.Operation) -> bool:
+    return (a.name, a.block) == (b.name, b.block) and (_said(a), _out(a)) == (_said(b), _out(b))
 
 
 def _said(op: ir.Operation) -> SdyCollective:

@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, natural_order, overlaps, prefix_of, truncate_overlaps
+from sdy_jax.ir.meshes import (
+    Axes,
+    AxisRef,
+    Mesh,
+    axes_size,
+    natural_order,
+    overlaps,
+    prefix_of,
+    sort_and_merge,
+    truncate_overlaps,
+)
 from sdy_jax.ir.shardings import FactorType, OpShardingRule, TensorSharding
 from sdy_jax.shardy.propagation.factors import FactorSharding, TensorProjection, project, unproject
 
@@ -18,6 +28,11 @@ from sdy_jax.shardy.propagation.factors import FactorSharding, TensorProjection,
 #     taken        j: "b" (of equals the later factor, more axes, later ones), then i: "a"
 #
 # The invariant: what is taken has no axis twice, and every candidate that is left extends what is taken of its factor.
+#
+# Where one operand becomes one result, dimension by dimension, one side moves whole to the axes of the other:
+#
+#     tanh of x: 8x8 [{"a"}, {}] to y: 8x8 [{}, {"c"}]       y's, where "c" makes more shards than "a"
+#     a sum of x: 8x8 [{}, {}] to y: 8 [{"a"}]               x's, which is larger
 
 _TYPE_RANK = {
     FactorType.PASS_THROUGH: 3,
@@ -47,18 +62,30 @@ class ShardedOp:
     mesh: Mesh
     mesh_name: str | Mesh
 
-    def required(self) -> tuple[TensorSharding, ...] | None:
-        """The shardings with which the op runs, with the unreduced axes that there are; None: those that it has."""
-        tensors = self._projected()
-        if self._is_compatible(tensors):
+    def required(self, frees: bool = False) -> tuple[TensorSharding, ...] | None:
+        """The shardings with which the op runs, with the unreduced axes that there are; None: those that it has.
+
+        Args:
+          frees: whether a factor that needs replication is freed of axes on which all tensors agree.
+        """
+        tensors = self._projected(self.shardings)
+        if self._is_compatible(tensors) and not (frees and self._is_split_where_whole(tensors)):
             return None
-        axes = self._moved_to_batches(self._chosen(tensors))
+        axes = self._moved_to_batches(self._of_one_side(tensors) or self._chosen(tensors))
         return tuple(self._with_axes(axes, index, sharding) for index, sharding in enumerate(self.shardings))
 
-    def _projected(self) -> list[TensorProjection]:
+    def reduced_axes(self, required: Sequence[TensorSharding] | None) -> Axes:
+        """The axes along which results are partial, where operands have the shardings that are required."""
+        tensors = self._projected(required or self.shardings)
+        found = dict[int, Axes]()
+        for tensor in tensors:
+            found |= {f: s.axes for f, s in tensor.factors.items() if self.rule.type_of(f) is FactorType.REDUCTION}
+        return sort_and_merge([axis for axes in found.values() for axis in axes], self.mesh)
+
+    def _projected(self, shardings: Sequence[TensorSharding | None]) -> list[TensorProjection]:
         return [
             project(sharding, mapping, self.rule.factor_sizes, self.mesh)
-            for sharding, mapping in zip(self.shardings, self.rule.mappings, strict=True)
+            for sharding, mapping in zip(shardings, self.rule.mappings, strict=True)
         ]
 
     def _is_compatible(self, tensors: Sequence[TensorProjection]) -> bool:
@@ -72,10 +99,36 @@ class ShardedOp:
             return False
         return not any(overlaps(a, b) for i, a in enumerate(found) for b in found[:i])
 
+    def _is_split_where_whole(self, tensors: Sequence[TensorProjection]) -> bool:
+        return any(t.factors[f].axes for t in tensors for f in self.rule.need_replication if f in t.factors)
+
+    def _of_one_side(self, tensors: Sequence[TensorProjection]) -> list[Axes] | None:
+        """Those of the operand or of the result, whole, where each is one, no factor needs replication and no
+        dimension has several; else None."""
+        sides, count = [index for index, shape in enumerate(self.shapes) if shape], len(self.rule.operand_mappings)
+        is_unary = len(sides) == 2 and sides[0] < count <= sides[1]
+        if not is_unary or self.rule.need_replication or any(len(d) > 1 for m in self.rule.mappings for d in m):
+            return None
+        candidates = [self._axes_of(tensors[index]) for index in sides]
+        ranks = [self._side_rank(axes, index) for axes, index in zip(candidates, sides, strict=True)]
+        return candidates[ranks[1] > ranks[0]]
+
+    def _axes_of(self, tensor: TensorProjection) -> list[Axes]:
+        axes = [tensor.factors[f].axes if f in tensor.factors else () for f in range(len(self.rule.factor_sizes))]
+        for factor in range(len(axes)):
+            if not self._may_be_split(factor, axes):
+                axes[factor] = ()
+        return axes
+
+    def _side_rank(self, axes: Sequence[Axes], index: int) -> tuple[object, ...]:
+        is_permuted = any(axes[factor] for factor in self.rule.permutation)
+        shards = axes_size([axis for each in axes for axis in each], self.mesh)
+        return not is_permuted, math.prod(self.shapes[index]), shards
+
     def _chosen(self, tensors: Sequence[TensorProjection]) -> list[Axes]:
         chosen: list[Axes] = [()] * len(self.rule.factor_sizes)
         left = list(self._candidates(tensors))
-        while valid := [c for c in left if self._is_valid(c, chosen)]:
+        while valid := [c for c in left if self._may_be_split(c.factor, chosen)]:
             best = max(valid, key=self._rank)
             chosen[best.factor] = best.axes
             left = [c for old in left for c in self._still(old, best, chosen)]
@@ -89,11 +142,11 @@ class ShardedOp:
             for prefix in prefixes:
                 yield _Candidate(factor, prefix, sum(n for axes, n in lists if _starts_with(axes, prefix)))
 
-    def _is_valid(self, candidate: _Candidate, chosen: Sequence[Axes]) -> bool:
+    def _may_be_split(self, factor: int, chosen: Sequence[Axes]) -> bool:
         """Blocks are not strided: all factors to the left, of any dimension, are split as far as they can be."""
         for mapping in self.rule.mappings:
             for dim in mapping:
-                for left in dim[: dim.index(candidate.factor)] if candidate.factor in dim else ():
+                for left in dim[: dim.index(factor)] if factor in dim else ():
                     if axes_size(chosen[left], self.mesh) != self.rule.factor_sizes[left]:
                         return False
         return True
@@ -111,7 +164,7 @@ class ShardedOp:
             return
         axes = truncate_overlaps(old.axes, best.axes)
         if axes_size(axes, self.mesh) > axes_size(chosen[old.factor], self.mesh):
-            yield replace(old, axes=axes)
+            yield replace(old, axes=axes, taken=1)
 
     def _moved_to_batches(self, chosen: list[Axes]) -> list[Axes]:
         """Axes leave factors that need replication, for pass-through factors that all tensors have."""

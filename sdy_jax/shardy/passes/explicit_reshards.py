@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
 from sdy_jax.base.extensions import Extension
-from sdy_jax.ir.attributes import attribute_from_text, sharding_attributes
+from sdy_jax.ir.attributes import SAYABLE, attribute_from_text, reduction_attributes, sharding_attributes
 from sdy_jax.ir.collectives import COLLECTIVE_OPS, REDUCING, REDUCING_OPS, UNREDUCING, SdyCollective
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, contains, set_difference, sort_and_merge
@@ -23,6 +23,7 @@ from sdy_jax.ir.operations import (
     manual_axes,
     module_meshes,
     named,
+    owning_op,
     returned_by,
 )
 from sdy_jax.ir.shardings import DimensionSharding, OpShardingRule, TensorSharding, erase_manual_axes
@@ -150,17 +151,29 @@ def _closed(sharding: TensorSharding) -> TensorSharding:
 
 # Reshards that a program cannot do without, before it is partitioned: at calls, and of unreduced values.
 #
-# The full version, with all reshards, is the partitioner's (`planner/stages/reshards.py`).
-#
 # What flows from a value with one sharding to a place that wants another is moved in up to four steps: an all-reduce
 # over the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what
 # their functions want. Everywhere else only unreduced axes matter, and other differences are left to partitioning.
+#
+# In the full version none are: every value is moved to where it flows, every op runs along common axes, and partial
+# results are reduced. That of plans (`planner/stages/reshards.py`) chooses axes for the whole program instead.
 
 PARTITION_INTO_RESHARDS: Extension[Callable[[ir.Operation, bool], None]] = Extension("partition_into_reshards")
 
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
+Steps = Callable[[TensorSharding | None, TensorSharding | None, dict[str, Mesh]], list[StatedStep]]
+"""The steps from a value's sharding to the one that is wanted; None is replicated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Of the pass: with all reshards, and with partial results that say so."""
+
+    is_full: bool
+    marks_partial: bool
+
 
 _RESHARD = "sdy.reshard"
 _JOIN = "stablehlo.concatenate"
@@ -179,32 +192,35 @@ def insert_explicit_reshards(
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
-      enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
-        and an all_reduce for every partial result. Calls are inlined.
+      enable_full_version: a reshard wherever an op needs another sharding than there is, and an all_reduce for every
+        partial result.
       mark_partial_result_with_unreduced_axes: in the full version, ops state along which axes their results are
         partial. What the program states itself stays in any case.
-      compat: whose rule concatenations have; see `Compat`.
+      compat: whose rules ops have; with `sdy_jax` the full version is that of plans: calls are inlined, and the main
+        function is partitioned at the least cost. See `Compat`.
 
     Raises:
-      UnsupportedError: the full version meets an op that cannot be partitioned.
+      UnsupportedError: the full version of plans meets an op that cannot be partitioned.
     """
-    if enable_full_version:
+    if enable_full_version and compat == "sdy_jax":
         PARTITION_INTO_RESHARDS.function(module, mark_partial_result_with_unreduced_axes)
         return
     known, meshes, rules = functions(module), module_meshes(module), RuleBook(compat=compat)
+    version = _Version(enable_full_version, mark_partial_result_with_unreduced_axes)
+    find = _all_steps if version.is_full else _reduction_steps
     for op in Graph(module).ops:
         if op.name == CALL:
             _pass_to_call(op, known, meshes)
         elif op.name == _RESHARD:
             _take_apart(op, meshes)
         elif op.name == "func.return":
-            _give_back(op, meshes)
+            _give_back(op, meshes, find)
         elif is_data_flow(op):
-            _pass_along_edges(op, meshes)
+            _pass_along_edges(op, meshes, find)
         elif op.name not in _SKIPPED:
             _reduce_operands(op, meshes)
-            if op.name == _JOIN:
-                _run_along_common_axes(op, rules.rule_of(op), meshes)
+            if version.is_full or op.name == _JOIN:
+                _run_along_common_axes(op, rules.rule_of(op), meshes, version)
 
 
 # Where values flow.
@@ -233,14 +249,14 @@ def _take_apart(op: Op, meshes: dict[str, Mesh]) -> None:
         reshard.erase()
 
 
-def _give_back(op: Op, meshes: dict[str, Mesh]) -> None:
+def _give_back(op: Op, meshes: dict[str, Mesh], find: Steps) -> None:
     assert op.parent is not None
     for index, wanted in enumerate(function_shardings(op.parent.mlir, "res_attrs")):
         source = current_sharding(op.mlir.operands[index])
-        _move(op.mlir, index, _reduction_steps(source, wanted, meshes), ir.InsertionPoint(op.mlir))
+        _move(op.mlir, index, find(source, wanted, meshes), ir.InsertionPoint(op.mlir))
 
 
-def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
+def _pass_along_edges(op: Op, meshes: dict[str, Mesh], find: Steps) -> None:
     manual = manual_axes(op)
     for edge in edges_of(op):
         owner = edge.owner.mlir
@@ -251,7 +267,7 @@ def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
             wanted = erase_manual_axes(wanted, manual)
         for user, index in edge.slots:
             value = user.mlir.operands[index]
-            _move(user.mlir, index, _reduction_steps(current_sharding(value), wanted, meshes), just_after(value))
+            _move(user.mlir, index, find(current_sharding(value), wanted, meshes), just_after(value))
 
 
 def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
@@ -260,33 +276,58 @@ def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
         _move(op.mlir, index, _reductions(current_sharding(value), wanted, meshes), ir.InsertionPoint(op.mlir))
 
 
-def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh]) -> None:
-    """Reshards of operands and results of an op that they do not let run."""
+def _run_along_common_axes(op: Op, rule: OpShardingRule | None, meshes: dict[str, Mesh], version: _Version) -> None:
+    """Reshards of operands and results of an op that they do not let run, and all-reduces of partial results."""
     values = [*op.mlir.operands, *op.mlir.results]
     stated = [current_sharding(value) for value in values]
-    named = dict.fromkeys(s.mesh for s in stated if s is not None)
-    if rule is None or len(named) != 1:
+    first = next(filter(None, stated), None)
+    if rule is None or rule.is_custom or first is None or any(s is not None and s.mesh != first.mesh for s in stated):
         return
-    (mesh,) = named
+    if (mesh := mesh_of(meshes, first)).is_maximal:
+        return
     shapes = tuple(tuple(value.type.shape) for value in values)
-    required = ShardedOp(rule, shapes, tuple(stated), mesh_of(meshes, next(filter(None, stated))), mesh).required()
-    if required is None:
+    sharded = ShardedOp(rule, shapes, tuple(stated), mesh, first.mesh)
+    required, count = sharded.required(frees=version.is_full), len(op.mlir.operands)
+    have = [s or TensorSharding.replicated(first.mesh, len(shape)) for s, shape in zip(stated, shapes, strict=True)]
+    changed = [
+        (i, old, new) for i, (old, new) in enumerate(zip(have, required or have, strict=True)) if old.axes != new.axes
+    ]
+    for index, _, new in changed:
+        if index < count:
+            _move(op.mlir, index, [(None, new)], ir.InsertionPoint(op.mlir))
+    for index, old, new in reversed(changed):  # each right behind the op
+        if index >= count:
+            _make_otherwise(values[index], old, new)
+    if version.is_full and (axes := sharded.reduced_axes(required)):
+        for value, made in reversed(list(zip(values[count:], (required or have)[count:], strict=True))):
+            _reduce_result(op, value, made, set_difference(axes, made.unreduced_axes, mesh), version)
+
+
+def _make_otherwise(value: ir.Value, old: TensorSharding, new: TensorSharding) -> None:
+    reshard = stating(_RESHARD, value, old, owning_op(value).location, just_after(value))
+    value.replace_all_uses_except(reshard.results[0], reshard)
+    set_sharding(value, new)
+
+
+def _reduce_result(op: Op, value: ir.Value, made: TensorSharding, axes: Axes, version: _Version) -> None:
+    if not axes:
         return
-    for index, (have, wanted) in enumerate(zip(stated, required, strict=True)):
-        if wanted.axes == (have.axes if have is not None else TensorSharding.replicated(mesh, wanted.rank).axes):
-            continue
-        if index < len(op.mlir.operands):
-            _move(op.mlir, index, [(None, wanted)], ir.InsertionPoint(op.mlir))
-            continue
-        reshard = stating(
-            _RESHARD,
-            values[index],
-            have or TensorSharding.replicated(mesh, wanted.rank),
-            op.mlir.location,
-            just_after(values[index]),
-        )
-        values[index].replace_all_uses_except(reshard.results[0], reshard)
-        set_sharding(values[index], wanted)
+    step = SdyCollective("all_reduce", axes)
+    reduced = _step(value, step, made, op.mlir.location, just_after(value), _reduction_of(op))
+    value.replace_all_uses_except(reduced, owning_op(reduced))
+    if version.marks_partial:
+        set_sharding(value, replace(made, unreduced_axes=(*made.unreduced_axes, *axes), reduction=_reduction_of(op)))
+
+
+_SAID_REDUCTIONS = {"stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+"""The op inside of a reduction, and the word for it that Shardy writes, where the dialect has words. By the op that it
+reduces, a later pass knows the others."""
+
+
+def _reduction_of(op: Op) -> str:
+    inner = {o.name for block in op.blocks for o in block.ops[:-1]}
+    said = _SAID_REDUCTIONS.get(inner.pop(), "sum") if len(inner) == 1 else "sum"
+    return said if said in SAYABLE else "sum"
 
 
 # The steps from one sharding to another.
@@ -314,6 +355,12 @@ def _steps(
         have = replace(have, dimensions=dimensions)
         yield None, have
     yield from _unreduced(have, more, mesh)
+
+
+def _all_steps(
+    source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]
+) -> list[StatedStep]:
+    return list(_steps(source, target, meshes))
 
 
 def _reduction_steps(
@@ -393,18 +440,29 @@ def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
 
 def _move(user: ir.Operation, index: int, steps: list[StatedStep], ip: ir.InsertionPoint) -> None:
     """Puts one op per step between an operand and its user."""
-    value, context = user.operands[index], user.context
+    value = user.operands[index]
     for collective, sharding in steps:
-        name = "sharding" if collective is None else "out_sharding"
-        stated = {} if collective is None else collective.attributes
-        attributes = {key: attribute_from_text(text, context) for key, text in stated.items()}
-        op = ir.Operation.create(
-            _RESHARD if collective is None else f"sdy.{collective.kind}",
-            results=[value.type],
-            operands=[value],
-            attributes={**attributes, **sharding_attributes(name, sharding, context)},
-            loc=user.location,
-            ip=ip,
-        )
-        value = op.results[0]
+        value = _step(value, collective, sharding, user.location, ip)
     user.operands[index] = value
+
+
+def _step(
+    value: ir.Value,
+    collective: SdyCollective | None,
+    sharding: TensorSharding,
+    location: ir.Location,
+    ip: ir.InsertionPoint,
+    reduction: str = "sum",
+) -> ir.Value:
+    if collective is None:
+        return stating(_RESHARD, value, sharding, location, ip).results[0]
+    texts = {**collective.attributes, **reduction_attributes(collective.kind, reduction)}
+    said = {key: attribute_from_text(text, value.context) for key, text in texts.items()}
+    return ir.Operation.create(
+        f"sdy.{collective.kind}",
+        results=[value.type],
+        operands=[value],
+        attributes={**said, **sharding_attributes("out_sharding", sharding, value.context)},
+        loc=location,
+        ip=ip,
+    ).results[0]

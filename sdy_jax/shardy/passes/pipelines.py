@@ -76,6 +76,7 @@ _CALLS_TO_COMPUTATIONS = _passes("sdy-import-func-calls", "symbol-dce")
 _PROPAGATE = (Pass("sdy-pre-order-funcs"), Pass("sdy-user-priority-propagate", keep_sharding_rules=True))
 _AFTER_CALLS = _passes("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = _passes("sdy-remove-sharding-groups", "sdy-sharding-constraint-to-reshard")
+_JOINED = Pass("canonicalize", enable_patterns="sdy-reshard")
 _SIMPLIFIED = Pass("canonicalize", enable_patterns="sdy-collective")
 _INLINED = Pass("sdy-inline-meshes")
 _BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
@@ -171,11 +172,10 @@ def export_pipeline(
     if not avoid_export_for_partitioning:
         for_matmul = enable_insert_explicit_collectives and remove_all_gather_reduce_scatter_for_cmv1
         passes += (
-            _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul)
+            _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul, compat)
             if partitioner_stage is not None
-            else _passes(*["sdy-verify-unreduced-axes"] * is_newest(compat), "sdy-insert-explicit-reshards")
+            else (*_passes(*_VERIFIED * is_newest(compat), "sdy-insert-explicit-reshards"), _SIMPLIFIED)
         )
-        passes.append(_SIMPLIFIED)
     if debug:
         passes.append(Pass("sdy-remove-propagation-debug-info"))
     if not keep_sharding_rules:
@@ -185,6 +185,7 @@ def export_pipeline(
     return _with_compat(tuple(passes), compat)
 
 
+_VERIFIED = ("sdy-verify-unreduced-axes",)
 _COLLECTIVES = ("sdy-reshard-to-collectives", "sdy-optimize-collectives")
 _RESOLVED = ("sdy-resolve-permutation-factors", *_COLLECTIVES)
 _PADDED = (*_RESOLVED, "sdy-pad-for-divisibility")
@@ -199,11 +200,15 @@ _STAGES: dict[str, tuple[str, ...]] = {
 padding and permuted factors are."""
 
 
-def _up_to(stage: Stage, per_instruction: bool, for_collective_matmul: bool) -> Passes:
+def _up_to(stage: Stage, per_instruction: bool, for_collective_matmul: bool, compat: Compat) -> Passes:
+    """Jaxlib 0.10 has no pass that verifies unreduced axes; collectives in a row become others in plans only."""
     load_extensions()
-    passes = (*_passes("sdy-verify-unreduced-axes"), Pass("sdy-insert-explicit-reshards", enable_full_version=True))
-    passes += _passes(*(("sdy-per-instruction-partitioning",) if per_instruction else _STAGES[stage]))
-    return passes + _passes(*["sdy-remove-all-gather-reduce-scatter-for-cmv1"] * for_collective_matmul)
+    names = ("sdy-per-instruction-partitioning",) if per_instruction else _STAGES[stage]
+    names = tuple(name for name in names if compat == "sdy_jax" or name != "sdy-optimize-collectives")
+    verified = _passes(*_VERIFIED * (compat == "sdy_jax" or is_newest(compat)))
+    left = _passes(*["sdy-remove-all-gather-reduce-scatter-for-cmv1"] * for_collective_matmul)
+    full = Pass("sdy-insert-explicit-reshards", enable_full_version=True)
+    return (*verified, full, _JOINED, *_passes(*names), _SIMPLIFIED, *left)
 
 
 PIPELINES: dict[str, Callable[..., Passes]] = {

@@ -89,6 +89,9 @@ ELEMENTWISE_TARGETS = (
     "_SPMDInternalOp_Wrap",
 )
 
+STATED_FOR_GSPMD = "Sharding"
+"""The target of calls that compute nothing: `mhlo.sharding` says how a value is sharded by XLA's former partitioner."""
+
 TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     **dict.fromkeys(ELEMENTWISE_TARGETS, _elementwise),
     "X64Combine": _combine_words,
@@ -133,10 +136,12 @@ def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
 
 @rule("stablehlo.custom_call", reads_neighbours=True, beyond=True)
 def custom_call_of_libraries(op: Op, conservative: bool) -> OpShardingRule | None:
-    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules, exchanges of rows, and
-    kernels that state their work and no rule, which are whole on every device."""
+    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules, exchanges of rows,
+    statements for GSPMD, and kernels that state their work and no rule, which are whole on every device."""
     if op.key == RAGGED:
         return ragged_exchange(op)
+    if op.text("call_target_name") == STATED_FOR_GSPMD:
+        return _elementwise(op)
     is_whole = op.attribute(WORK) is not None and op.attribute("sdy.sharding_rule") is None
     return custom_call(op, conservative) or library_call(op) or (_apart(op, NEED_REPLICATION) if is_whole else None)
 

@@ -1,6 +1,6 @@
 """Whole pipelines on generated programs: every module is, as text, the one that jaxlib's pipeline makes.
 
-`scripts/fuzz --suite test_whole_pipelines --count 50` compares 2,000 programs; docs/explanation/beside_shardy.md lists
+`scripts/fuzz --suite test_whole_pipelines --count 50` compares 3,000 modules; docs/explanation/beside_shardy.md lists
 what differs.
 """
 
@@ -18,6 +18,7 @@ from sdy_oracle import Oracle
 from sharding_dump import parse, plain_text
 
 from sdy_jax.shardy.passes.pipelines import run_pipeline
+from sdy_jax.shardy.rules.registry import INSTALLED_IS_NEW
 
 V = "tensor<8x8xf32>"
 IMPORT = "sdy-import-pipeline"
@@ -25,6 +26,15 @@ PROPAGATION = "sdy-propagation-pipeline"
 EXPORT = "sdy-export-pipeline"
 DEDUP = "{dedup-functions-fully=true}"
 BEFORE = (IMPORT, IMPORT + DEDUP, PROPAGATION, PROPAGATION + DEDUP)
+_CLOSED = "func.func(sdy-sink-data-flow-edges,sdy-sharding-constraint-to-reshard),sdy-close-shardings"
+_RESHARDED = f"{_CLOSED},func.func(sdy-insert-explicit-reshards{{enable-full-version=true}})"
+_EXPLICIT = EXPORT + "{enable-insert-explicit-collectives=true update-non-divisible-input-output-shardings=DIVIDES}"
+COLLECTIVELY = (
+    _RESHARDED,
+    f"{_RESHARDED},canonicalize{{enable-patterns=sdy-reshard}},func.func(sdy-reshard-to-collectives)",
+    *[_EXPLICIT.replace("DIVIDES", divides) for divides in ("true", "false") if not INSTALLED_IS_NEW],
+)
+"""Passes of partitioning; the pipeline of jaxlib 0.12 ends with one that has no counterpart."""
 AFTER = (
     EXPORT,
     EXPORT + "{keep-sharding-rules=true}",
@@ -47,9 +57,11 @@ def ours(text: str, passes: str) -> str:
 
 
 def cases(seed: int) -> Iterator[tuple[str, str]]:
-    """A program that is to be propagated, and one with final shardings, each with a pipeline."""
+    """A program that is to be propagated, and one with final shardings twice, each with a pipeline."""
     yield PipelineProgram(seed, 0.3).text, BEFORE[seed % len(BEFORE)]
-    yield PipelineProgram(seed, 1.0, closed=seed % 2 == 0).text, AFTER[seed % len(AFTER)]
+    final = PipelineProgram(seed, 1.0, closed=seed % 2 == 0).text
+    yield final, AFTER[seed % len(AFTER)]
+    yield final, COLLECTIVELY[seed // 2 % len(COLLECTIVELY)]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +84,7 @@ def check(seeds: range, oracle: Oracle) -> None:
 def fuzz(seed: int) -> dict[str, int]:
     with Oracle() as running:
         check(range(20 * seed, 20 * seed + 20), running)
-    return {"oracle": 40}
+    return {"oracle": 60}
 
 
 def test_generated_programs_become_what_the_oracle_makes_of_them(oracle: Oracle) -> None:
@@ -80,7 +92,7 @@ def test_generated_programs_become_what_the_oracle_makes_of_them(oracle: Oracle)
 
 
 @pytest.mark.slow
-def test_two_thousand_programs_become_what_the_oracle_makes_of_them(oracle: Oracle) -> None:
+def test_thousands_of_programs_become_what_the_oracle_makes_of_them(oracle: Oracle) -> None:
     check(range(2_000_000, 2_001_000), oracle)
 
 
