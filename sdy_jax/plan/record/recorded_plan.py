@@ -404,7 +404,7 @@ class RecordedNotHeld:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAgain:
-    """An op that runs once more, its line, and the operations of a device for that, per call."""
+    """An op that runs once more, its line, and the floating-point operations of a device for that, per call."""
 
     op: str
     line: str

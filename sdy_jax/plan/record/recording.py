@@ -241,7 +241,7 @@ def _recomputed(found: Recomputed) -> RecordedRecomputed:
         RecordedNotHeld(type_text(each.dtype, each.shape, None), short_source(each.source), each.bytes)
         for each in found.values
     )
-    ops = (RecordedAgain(each.op.rpartition(".")[2], short_source(each.source), each.operations) for each in found.ops)
+    ops = (RecordedAgain(each.op.rpartition(".")[2], short_source(each.source), each.flops) for each in found.ops)
     return RecordedRecomputed(tuple(values), tuple(ops), found.bytes)
 
 
