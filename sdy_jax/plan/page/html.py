@@ -184,12 +184,13 @@ class _Columns:
         first = [0, *accumulate(counts)]
         slices = timeline.slices
         return {
-            "lanes": [lane.name for lane in timeline.lanes],
+            "lanes": [f"links: {lane.name}" if lane.axes else lane.name for lane in timeline.lanes],
             "loops": [[loop.op, loop.start, loop.duration, loop.trips] for loop in timeline.loops],
             "starts": timeline.starts,
             "slices": {
                 **{name: [getattr(each, name) for each in slices] for name in _OF_SLICES},
                 "op": _or_none(each.op for each in slices),
+                "host": _or_none(each.host for each in slices),
                 "collective": [-1 if each.collective is None else first[each.collective] for each in slices],
             },
         }

@@ -97,10 +97,11 @@ class _Trace:
 
     def events(self) -> Iterator[Event]:
         """All events; the metadata comes first."""
-        sent = list(self._links())
+        moved = list(self._links())
+        sent = [each for each in moved if each[0].collective is not None]
         yield from self._metadata()
         yield from self._computing()
-        yield from (event for _, event in sent)
+        yield from (event for _, event in moved)
         yield from self._flows([(each, event["tid"]) for each, event in sent])
         if self._record.memory is not None:
             yield from self._memory(self._record.memory)
@@ -115,8 +116,13 @@ class _Trace:
         for lane, threads in sorted(self._threads.items()):
             for number, thread in enumerate(threads):
                 beside = f", {number + 1}" if number else ""
-                yield _named("thread_name", thread, f"links of {self._timeline.lanes[lane].name}{beside}")
+                yield _named("thread_name", thread, f"{self._lane(lane)}{beside}")
                 yield _named("thread_sort_index", thread, thread, "sort_index")
+
+    def _lane(self, number: int) -> str:
+        """What a lane is called."""
+        lane = self._timeline.lanes[number]
+        return f"links of {lane.name}" if lane.axes else lane.name
 
     # What is computed, and what that waits for, in phases, scopes and loops.
 
@@ -178,6 +184,9 @@ class _Trace:
         """What a slice says of its op, and of the collective."""
         found: dict[str, Any] = {"phase": each.phase, "executions": each.times}
         found["one execution (us)"] = _microseconds(each.duration / each.times)
+        if each.host is not None:
+            moved = self._record.host[each.host]
+            return found | {"type": moved.type, "bytes": moved.bytes, "line": moved.line, "for": moved.path}
         if each.op is not None:
             op = self._record.ops[each.op]
             found |= {"op": op.kind, "value": ", ".join(op.results), "scope": op.place.scope, "line": op.place.lines}
@@ -191,7 +200,7 @@ class _Trace:
     # What is sent.
 
     def _links(self) -> Iterator[tuple[RecordedSlice, Event]]:
-        """The slices of links, on as many threads of a lane as overlap."""
+        """The slices of links, and what moves from and to the host, on as many threads of a lane as overlap."""
         free, ends = _COMPUTE + 1, dict[int, float]()
         for lane in range(1, len(self._timeline.lanes)):
             threads = self._threads.setdefault(lane, [])
@@ -201,10 +210,14 @@ class _Trace:
                     thread, free = free, free + 1
                     threads.append(thread)
                 ends[thread] = each.end
-                assert each.collective is not None
-                said = _said(self._record.collectives[each.collective])
-                how, start = "hidden" if each.hidden else "exposed", each.start
-                yield each, _complete(f"{said} ({how})", thread, start, each.end, how, self._args(each))
+                how, start = "host" if each.host is not None else "hidden" if each.hidden else "exposed", each.start
+                yield each, _complete(self._moving(each, how), thread, start, each.end, how, self._args(each))
+
+    def _moving(self, each: RecordedSlice, how: str) -> str:
+        if each.host is not None:
+            return self._record.host[each.host].title
+        assert each.collective is not None
+        return f"{_said(self._record.collectives[each.collective])} ({how})"
 
     # From what makes a collective's operand to what takes its result.
 
@@ -255,7 +268,7 @@ class _Neighbours:
 
     def __init__(self, record: PlanRecord):
         self._record = record
-        self._slices = [each for each in record.timeline.slices if each.collective is None and each.op is not None]
+        self._slices = [each for each in record.timeline.slices if not each.lane and each.op is not None]
         self._slices.sort(key=lambda each: each.op or 0)
         self._ops = [each.op or 0 for each in self._slices]
         self._made = {name: number for number, op in enumerate(record.ops) for name in op.results}

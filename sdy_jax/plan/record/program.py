@@ -344,8 +344,10 @@ class RecordedHostMemory:
         type: with axes where the layout is known.
         bytes: of a device's block; 0 where the layout is not known.
         line: which moves it.
-        times, times_known: as of a collective.
+        times, times_known: as of a collective; 0 of what lies there and is moved by what stands for itself.
         backward: it moves in a derivative's backward pass.
+        op: the index of the op behind which it moves to the host, or before which to devices; None before the program,
+            and behind it.
     """
 
     what: str
@@ -356,6 +358,22 @@ class RecordedHostMemory:
     times: int = 1
     times_known: bool = True
     backward: bool = False
+    op: int | None = None
+
+    @property
+    def total(self) -> float:
+        """The bytes that it moves per call."""
+        return self.bytes * self.times
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it moves to the host; else it comes to devices."""
+        return self.what in ("result", "to the host")
+
+    @property
+    def title(self) -> str:
+        """Which way it moves."""
+        return "to the host" if self.leaves else "to devices"
 
 
 @dataclass(frozen=True, slots=True)

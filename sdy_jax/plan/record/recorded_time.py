@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sdy_jax.ir.graph import Block, Op
 from sdy_jax.ir.meshes import AxisRef, Mesh
@@ -11,8 +12,10 @@ from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
 from sdy_jax.lowering.targets.axis_rates import cut
 from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.target import machines
 from sdy_jax.plan.estimates import flops
 from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.program import RecordedHostMemory
 from sdy_jax.plan.record.recorded_ops import OpRecords
 from sdy_jax.plan.record.timeline import (
     RecordedLane,
@@ -25,7 +28,7 @@ from sdy_jax.plan.record.timeline import (
 
 # The timeline.
 
-COMPUTE = RecordedLane("compute")
+COMPUTE, HOST = RecordedLane("compute"), RecordedLane("host")
 
 
 def timeline_record(plan: Answers, ops: OpRecords | None) -> RecordedTimeline:
@@ -96,6 +99,35 @@ def _phases(ops: OpRecords, block: Block, around: str, found: dict[Op, str]) -> 
         if is_backward or is_behind or any(inside):
             behind.add(op)
     return any_backward
+
+
+# What moves from and to the host.
+
+
+def with_host(timeline: RecordedTimeline, host: Sequence[RecordedHostMemory], costs: CostModel) -> RecordedTimeline:
+    """With what moves from and to the memory of the host on a lane of its own, at the rate of the host's link: in each
+    direction one after the other, as soon as the op is there beside which it moves."""
+    moving = [(number, each) for number, each in enumerate(host) if each.times]
+    if not moving:
+        return timeline
+    known = machines().get(costs.machine)
+    rate, lane = (known.links.host if known is not None and costs.unit == "seconds" else 0.0), len(timeline.lanes)
+    ends = {each.op: each.end for each in timeline.slices if not each.lane}
+    free, found = [0.0, 0.0], list[RecordedSlice]()
+    for asked, number, each in sorted((_asked(each, timeline, ends), number, each) for number, each in moving):
+        start, duration = max(asked, free[each.leaves]), each.total / rate if rate else 0.0
+        free[each.leaves] = start + duration
+        found.append(RecordedSlice(lane, start, duration, each.times, each.op, hidden=True, host=number))
+    slices = sorted([*timeline.slices, *found], key=lambda each: each.start)
+    return replace(timeline, lanes=(*timeline.lanes, HOST), slices=tuple(slices))
+
+
+def _asked(each: RecordedHostMemory, timeline: RecordedTimeline, ends: Mapping[int | None, float]) -> float:
+    """When something may begin to move."""
+    if each.op is None:
+        return timeline.total if each.leaves else 0.0
+    start = timeline.starts[each.op]
+    return ends.get(each.op, start) if each.leaves else start
 
 
 # The roofline.

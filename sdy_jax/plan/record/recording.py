@@ -64,7 +64,7 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedRecomputed,
     RecordedTime,
 )
-from sdy_jax.plan.record.recorded_time import roofline_record, timeline_record
+from sdy_jax.plan.record.recorded_time import roofline_record, timeline_record, with_host
 from sdy_jax.plan.stages import input_names
 from sdy_jax.shardy.propagation.explanations import Write, has_axis
 from sdy_jax.shardy.propagation.worklist import NO_VALUE, FunctionResult, ValueIds
@@ -167,6 +167,7 @@ def record_of(plan: Answers) -> PlanRecord:
     planned, timeline, results = plan.planned_with, timeline_record(plan, ops), border.results()
     made = tuple(ops.ops(plan.work_by_op, plan.costs)) if ops is not None else ()
     values = tuple(ops.values(plan.stages["propagated"])) if ops is not None else ()
+    host = tuple(host_memory(program, arguments[count:], results, values, made))
     return PlanRecord(
         name=plan.name,
         headline=plan.headline,
@@ -199,9 +200,9 @@ def record_of(plan: Answers) -> PlanRecord:
         blocked=tuple(map(_in_parts, plan.blocked)),
         pipelines=tuple(PipelineRecords(plan, places, ops, collectives).all()) if ops is not None else (),
         tried=tuple(tried(plan.decided)),
-        timeline=timeline,
+        timeline=with_host(timeline, host, plan.costs),
         roofline=roofline_record(plan, timeline),
-        host=tuple(host_memory(program, arguments[count:], results, values, made)),
+        host=host,
     )
 
 

@@ -11,11 +11,12 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class RecordedLane:
-    """What does one thing at a time: the compute units of a device, or its links along some mesh axes.
+    """What does one thing at a time: the compute units of a device, its links along some mesh axes, or the link to the
+    memory of its host.
 
     Attributes:
-        name: "compute", or the axes, `data`, `data, model`.
-        axes: the mesh axes of links; none of compute.
+        name: "compute", "host", or the axes, `data`, `data, model`.
+        axes: the mesh axes of links; none of compute and of the host.
     """
 
     name: str
@@ -35,6 +36,8 @@ class RecordedSlice:
         collective: the index in `PlanRecord.collectives` of what is sent; None where an op computes.
         hidden: it is sent while something is computed; else everything waits for it.
         phase: "forward", "backward" or "update"; empty where the program has no backward pass.
+        host: the index in `PlanRecord.host` of what moves from or to the host. The estimate of a step waits for none of
+            that; it takes no time where the rate of the host's link is not known.
     """
 
     lane: int
@@ -45,6 +48,7 @@ class RecordedSlice:
     collective: int | None = None
     hidden: bool = False
     phase: str = ""
+    host: int | None = None
 
     @property
     def end(self) -> float:
@@ -71,7 +75,7 @@ class RecordedTimeline:
     long as `PlanRecord.time` says. A conditional's branches stand one after the other, as the estimate counts them.
 
     Attributes:
-        lanes: compute first, then links.
+        lanes: compute first, then links, at last the host's where something moves from or to it.
         slices: in the order in which they start.
         loops: outer ones before those in them.
         starts: when each of `PlanRecord.ops` begins.
@@ -89,7 +93,7 @@ class RecordedTimeline:
     @property
     def compute(self) -> float:
         """The time of all work."""
-        return math.fsum(each.duration for each in self.slices if each.collective is None)
+        return math.fsum(each.duration for each in self.slices if not each.lane)
 
     @property
     def communication(self) -> float:
@@ -99,7 +103,12 @@ class RecordedTimeline:
     @property
     def hidden(self) -> float:
         """Of that, what is sent while something is computed."""
-        return math.fsum(each.duration for each in self.slices if each.hidden)
+        return math.fsum(each.duration for each in self.slices if each.hidden and each.host is None)
+
+    @property
+    def host(self) -> float:
+        """The time of all that moves from and to the host, in both directions."""
+        return math.fsum(each.duration for each in self.slices if each.host is not None)
 
     @property
     def total(self) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timed_plans import LAYERS, TIMED, step_of_layers
+from timed_plans import H100, LAYERS, TIMED, offloading, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.plan.page.html import _SCRIPTS, _asset, columns, page
@@ -143,6 +143,20 @@ def test_a_frame_draws_as_much_as_the_view_is_wide_however_many_ops_there_are() 
       row.boxes = Array.from({ length: 100000 }, (_, n) => ({ ...row.boxes[0], start: n * step, end: (n + 1) * step }));
       drawn.boxes = []; timeView._draw(1000); return drawn.boxes.length; })()"""
     assert run(record_of("layers on TPUs"), body) < 2000
+
+
+@in_node
+def test_what_moves_to_the_host_is_a_lane_and_the_view_goes_on_until_it_has_moved() -> None:
+    record = offloading(H100).record()
+    body = """(() => { const t = timeView;
+      const { row, top } = t._layout().rows.find(({ row }) => row.name === "host");
+      t._move({ offsetX: t._x((row.boxes[0].start + row.boxes[0].end) / 2), offsetY: top + 3, buttons: 0 });
+      const moving = t.timing.rows.flatMap((each) => each.boxes).filter((box) => box.kind === "host");
+      return [moving.map((box) => box.end - box.start), t.to, t.tip.text]; })()"""
+    times, to, text = run(record, body)
+    assert sum(times) == pytest.approx(record.timeline.host)
+    assert to == pytest.approx(max(each.end for each in record.timeline.slices)) and to > record.time.total
+    assert "moves" in text and "bf16[" in text and "timed_plans.py:" in text
 
 
 def test_a_page_in_bytes_has_no_view_of_time() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from timed_plans import H100, LAYERS, TIMED, step_in_a_loop, step_of_layers
+from timed_plans import H100, LAYERS, TIMED, offloading, step_in_a_loop, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
@@ -205,3 +205,15 @@ func.func @main(%x: tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"da
     (tmp_path / "m.mlir").write_text(text)
     assert main(["plan", str(tmp_path / "m.mlir"), "--trace", str(tmp_path / "trace.json")]) == 1
     assert "has no times" in capsys.readouterr().err
+
+
+def test_what_moves_to_the_host_has_a_track() -> None:
+    record = offloading(H100).record()
+    events = json.loads(trace_json(record))["traceEvents"]
+    (track, *_) = (tid for tid, name in threads(events).items() if name == "host")
+    own = [event for event in events if event["ph"] == "X" and event["cat"] == "host"]
+    assert {event["name"] for event in own if event["tid"] == track} <= {"to the host", "to devices"}
+    assert sum(event["dur"] for event in own) == pytest.approx(1e6 * record.timeline.host, rel=1e-6)
+    assert sum(e["args"]["bytes"] * e["args"]["executions"] for e in own) == sum(each.total for each in record.host)
+    for of_thread in slices(events).values():
+        assert all(event["dur"] >= 0 for event in of_thread)

@@ -6,7 +6,7 @@ const TIMING = { row: 17, gap: 7, memory: 96, axis: 20, names: 118, least: 0.5, 
 const MOST_ZOOM = 1e7;
 /** Scopes are folded below so many rows. Chosen: more leave no room for lanes. */
 const MOST_DEPTH = 7;
-const SLICE = ["lane", "start", "duration", "times", "op", "collective", "hidden", "phase"];
+const SLICE = ["lane", "start", "duration", "times", "op", "collective", "hidden", "phase", "host"];
 
 /** A step as rows of boxes, each box with its start and end: what is drawn, without a canvas. */
 class Timing {
@@ -19,6 +19,7 @@ class Timing {
     for (const each of this.slices) each.end = each.start + each.duration;
     this.critical = this.slices.filter((each) => !each.hidden);
     this.total = this.critical.length ? this.critical.at(-1).end : 0;
+    this.end = this.slices.reduce((end, each) => Math.max(end, each.end), this.total); // what moves to the host may end later
     this.rows = [...this._scopes(), ...this._links()];
   }
 
@@ -27,7 +28,13 @@ class Timing {
     return slice.collective < 0 ? null : this.plan.collectives[slice.collective];
   }
 
+  /** What moves from or to the host, as the notes say it. */
+  movedOf(slice) {
+    return slice.host < 0 ? null : this.plan.data.host[slice.host];
+  }
+
   title(slice) {
+    if (slice.host >= 0) return this.movedOf(slice)[0];
     const sent = this.collectiveOf(slice);
     if (sent) return `${sent.kind}${sent.axes ? ` over ${sent.axes}` : ""}`;
     return this.plan.place(slice.op).primitive || this.plan.shortKind(slice.op);
@@ -77,16 +84,16 @@ class Timing {
     return [...rows, work];
   }
 
-  /** The links of each set of axes, on as many rows as overlap. */
+  /** The links of each set of axes, and the host's, on as many rows as overlap. */
   _links() {
     const found = [];
     this.lanes.slice(1).forEach((name, index) => {
       const rows = [];
       for (const slice of this.slices.filter((each) => each.lane === index + 1)) {
         let row = rows.find((each) => each.end <= slice.start + 1e-9 * slice.end);
-        if (!row) rows.push((row = { name: rows.length ? "" : `links: ${name}`, boxes: [], end: 0, starts: !rows.length }));
+        if (!row) rows.push((row = { name: rows.length ? "" : name, boxes: [], end: 0, starts: !rows.length }));
         row.end = slice.end;
-        row.boxes.push({ start: slice.start, end: slice.end, label: this.title(slice), kind: slice.hidden ? "hidden" : "exposed", slice });
+        row.boxes.push({ start: slice.start, end: slice.end, label: this.title(slice), kind: slice.host >= 0 ? "host" : slice.hidden ? "hidden" : "exposed", slice });
       }
       found.push(...rows);
     });
@@ -167,7 +174,7 @@ function rooflineText(roofline) {
 class TimeView {
   constructor(timing) {
     this.timing = timing;
-    [this.from, this.to] = [0, timing.total];
+    [this.from, this.to] = [0, timing.end];
     this.points = timing.memory();
     this.tip = el("div", { class: "time-tip", role: "status", hidden: true });
     this.canvas = el("canvas", {
@@ -204,10 +211,10 @@ class TimeView {
       { class: "view-bar" },
       el("span", { class: "quiet", title: this.summary() }, this.summary()),
       el("span", { class: "push" }),
-      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"]].map((each) => swatch(...each)),
+      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], ...(this.timing.plan.data.host.length ? [["host", "host"]] : [])].map((each) => swatch(...each)),
       button("Zoom in (+)", "+", () => this._zoom(0.5)),
       button("Zoom out (-)", "−", () => this._zoom(2)),
-      button("Whole step (0)", "all", () => this._show(0, this.timing.total)),
+      button("Whole step (0)", "all", () => this._show(0, this.timing.end)),
     );
   }
 
@@ -358,9 +365,9 @@ class TimeView {
   // Pointing, zooming.
 
   _show(from, to) {
-    const { total } = this.timing;
-    const span = Math.min(total, Math.max(total / MOST_ZOOM, to - from));
-    this.from = Math.max(0, Math.min(total - span, from));
+    const { end } = this.timing;
+    const span = Math.min(end, Math.max(end / MOST_ZOOM, to - from));
+    this.from = Math.max(0, Math.min(end - span, from));
     this.to = this.from + span;
     this.draw();
   }
@@ -387,9 +394,9 @@ class TimeView {
       "+": () => this._zoom(0.5),
       "=": () => this._zoom(0.5),
       "-": () => this._zoom(2),
-      0: () => this._show(0, this.timing.total),
+      0: () => this._show(0, this.timing.end),
       Home: () => this._show(0, span),
-      End: () => this._show(this.timing.total - span, this.timing.total),
+      End: () => this._show(this.timing.end - span, this.timing.end),
     }[event.key];
     if (!doing) return;
     doing();
@@ -431,11 +438,12 @@ class TimeView {
     const said = [["takes", `${timeText(end - start, plan.unit)}, ${percent(end - start, total)} of the step`]];
     if (trips > 1) said.push(["drawn as", `one trip, as wide as all ${trips}`]);
     if (slice) {
-      const sent = this.timing.collectiveOf(slice);
+      const [sent, moved] = [this.timing.collectiveOf(slice), this.timing.movedOf(slice)];
+      if (moved) said.push(["moves", `${moved[1]}${moved[2] ? `, ${moved[2]}` : ""}`], ["line", moved[4]]);
       if (slice.times > 1) said.push(["runs", `${countText(slice.times)} times, ${timeText(slice.duration / slice.times, plan.unit)} each`]);
-      if (slice.op >= 0 && !sent && plan.data.ops.flops[slice.op]) said.push(["computes", `${flopsText(plan.data.ops.flops[slice.op])} each time`]);
+      if (slice.op >= 0 && !sent && !moved && plan.data.ops.flops[slice.op]) said.push(["computes", `${flopsText(plan.data.ops.flops[slice.op])} each time`]);
       if (sent) said.push(["sends", `${bytesText(sent.bytes)} each time`], ["for", sent.cause], ["is", kind === "hidden" ? "hidden beside work" : "waited for"]);
-      const place = sent ? plan.placeOf(sent.place) : slice.op >= 0 ? plan.place(slice.op) : null;
+      const place = moved ? null : sent ? plan.placeOf(sent.place) : slice.op >= 0 ? plan.place(slice.op) : null;
       if (place) said.push(["scope", place.scope], ["line", `${fileLine(place.line)} ${place.text}`]);
     }
     return [el("b", {}, label), facts(said)];
