@@ -172,11 +172,12 @@ class _Columns:
             "peak": memory.peak,
             # What an op takes and what it makes are not all there at one moment of it.
             "timeline": [min(size, memory.temporaries) for size in memory.timeline],
+            "always": [[held.kind, held.bytes] for held in memory.border],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
         }
 
     def _buffer(self, buffer: RecordedBuffer) -> list[Any]:
-        return [self._names(buffer.value), buffer.bytes, buffer.first, buffer.last]
+        return [self._names(buffer.value), buffer.bytes, buffer.first, buffer.last, buffer.kind]
 
     def _timeline(self, timeline: RecordedTimeline) -> dict[str, Any]:
         """The slices by columns; a bucket is its first member."""
@@ -313,6 +314,7 @@ _SCRIPTS = (
     "details",
     "memory",
     "pipelines",
+    "held",
     "time",
     "compare",
     "search",

@@ -243,14 +243,15 @@ class _Trace:
     # What is held.
 
     def _memory(self, memory: RecordedMemory) -> Iterator[Event]:
-        """What a device holds; of ops that begin at one moment what is most."""
-        always = {"arguments": memory.arguments, "results": memory.results - memory.shared}
-        most = dict[float, float]()
-        for start, held in zip(self._timeline.starts, memory.timeline, strict=True):
+        """What a device holds by kind; of ops that begin at one moment what is most."""
+        always = {held.kind: held.bytes for held in memory.border}
+        kinds = memory.temporaries_by(lambda buffer: buffer.kind)
+        most = dict[float, int]()
+        for op, start in enumerate(self._timeline.starts):
             at = _microseconds(start)
-            most[at] = max(most.get(at, 0.0), min(held, memory.temporaries))
-        for at, temporaries in sorted(most.items()):
-            yield _counter("memory (bytes)", at, always | {"temporaries": temporaries})
+            most[at] = max(most.get(at, op), op, key=memory.held_at)
+        for at, op in sorted(most.items()):
+            yield _counter("memory (bytes)", at, always | {kind: sizes[op] for kind, sizes in kinds.items()})
         if memory.available:
             for at in (0.0, _microseconds(self._timeline.total)):
                 yield _counter("memory of a device (bytes)", at, {"limit": memory.available})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sdy_jax.ir.graph import Block, Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
@@ -31,14 +31,13 @@ from sdy_jax.plan.record.timeline import (
 COMPUTE, HOST = RecordedLane("compute"), RecordedLane("host")
 
 
-def timeline_record(plan: Answers, ops: OpRecords | None) -> RecordedTimeline:
-    """When ops compute and collectives are sent."""
+def timeline_record(plan: Answers, ops: OpRecords | None, phases: Mapping[Op, str]) -> RecordedTimeline:
+    """When ops compute and collectives are sent; `phases`: those of ops."""
     placed, index = plan.placed_in_time, ops.index if ops is not None else {}
     of_links = [_links(record, plan.program.mesh) for record in plan.collectives]
     used = {of_links[each.collective] for each in placed.slices if each.collective is not None}
     lanes = (COMPUTE, *sorted(used, key=lambda lane: (len(lane.axes), lane.axes)))
     number = {lane: n for n, lane in enumerate(lanes)}
-    phases = phases_of(ops) if ops is not None else {}
 
     def recorded(each: Slice) -> RecordedSlice:
         lane = 0 if each.collective is None else number[of_links[each.collective]]
@@ -70,35 +69,6 @@ def _links(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
     names = {axis.name for axis in record.axes} or set(mesh.axis_names)
     axes = tuple(name for name in mesh.axis_names if name in names)
     return RecordedLane(", ".join(axes), axes)
-
-
-# Forward pass, backward pass, and what comes behind: the update of weights.
-
-
-def phases_of(ops: OpRecords) -> dict[Op, str]:
-    """The phases of a program's ops; none where nothing is of a backward pass. An op is of the update if it depends on
-    one of the backward pass, and is none itself; what is in a loop of one phase is of that phase, but for loops that
-    hold a whole step, as those that add up gradients."""
-    found = dict[Op, str]()
-    _phases(ops, ops.graph.main.blocks[0], "forward", found)
-    return found if "backward" in found.values() else {}
-
-
-def _phases(ops: OpRecords, block: Block, around: str, found: dict[Op, str]) -> bool:
-    """Finds the phases of a block's ops, and whether any is of the backward pass."""
-    behind, any_backward = set[Op](), False
-    for op in block.ops:
-        if op not in ops.index:
-            continue
-        is_behind = any(value.defining_op in behind for value in op.operands)
-        is_backward = around == "backward" or ops.names.place(op).backward
-        found[op] = "backward" if is_backward else "update" if is_behind else around
-        inside = [_phases(ops, inner, found[op], found) for inner in op.blocks]
-        if is_backward or any(inside):
-            any_backward = True
-        if is_backward or is_behind or any(inside):
-            behind.add(op)
-    return any_backward
 
 
 # What moves from and to the host.

@@ -33,6 +33,7 @@ from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.host_memory import host_memory
 from sdy_jax.plan.record.names import Names, Places, Tensors, frame_of
+from sdy_jax.plan.record.phases import locations_again, phases_of
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
     RecordedAxis,
@@ -49,6 +50,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.recorded_memory import memory_record
 from sdy_jax.plan.record.recorded_ops import CollectiveRecords, OpRecords, PipelineRecords, key_of, ops_in, tried
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
@@ -164,7 +166,9 @@ def record_of(plan: Answers) -> PlanRecord:
     arguments = border.arguments()
     records = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
     collectives = tuple(records.of(plan.collectives, plan.totals.counted))
-    planned, timeline, results = plan.planned_with, timeline_record(plan, ops), border.results()
+    again = locations_again(plan)
+    phases = phases_of(ops, again) if ops is not None else {}
+    planned, timeline, results = plan.planned_with, timeline_record(plan, ops, phases), border.results()
     made = tuple(ops.ops(plan.work_by_op, plan.costs)) if ops is not None else ()
     values = tuple(ops.values(plan.stages["propagated"])) if ops is not None else ()
     host = tuple(host_memory(program, arguments[count:], results, values, made))
@@ -183,7 +187,7 @@ def record_of(plan: Answers) -> PlanRecord:
         collectives=collectives,
         ops=made,
         values=values,
-        memory=_memory(plan, ops) if ops is not None else None,
+        memory=_memory(plan, ops, phases, again) if ops is not None else None,
         time=_time(plan),
         notes=tuple(map(_note, plan.notes)),
         dear=tuple(_note(note) for note in plan.dear_constraints if note.op != RESULTS),
@@ -230,11 +234,10 @@ def _ops(plan: Answers, places: Places) -> tuple[Tensors, OpRecords | None]:
     return tensors, OpRecords(plan.graph, tensors, Names(plan.graph, places, input_names(program)))
 
 
-def _memory(plan: Answers, ops: OpRecords) -> RecordedMemory:
+def _memory(plan: Answers, ops: OpRecords, phases: Mapping[Op, str], again: frozenset[str]) -> RecordedMemory:
     planned = plan.planned_with
-    if planned is None:
-        return ops.memory(Target(), available=0.0)
-    return ops.memory(planned.target, planned.available)
+    target, available = (Target(), 0.0) if planned is None else (planned.target, planned.available)
+    return memory_record(ops, phases, again, target, available)
 
 
 def _recomputed(found: Recomputed) -> RecordedRecomputed:

@@ -101,11 +101,48 @@ def test_a_loop_is_one_trip_with_a_multiplier() -> None:
 def test_memory_is_on_the_axis_of_time_with_the_limit() -> None:
     record = record_of("layers on TPUs")
     assert record.memory is not None
-    points, texts = run(record, "[timeView.points, drawn.texts.map(([text]) => text)]")
-    assert max(size for _, size in points) == pytest.approx(record.memory.temporaries)
+    body = "[timeView.held.points.map((p) => [p.at, p.sizes]), drawn.texts.map(([text]) => text)]"
+    points, texts = run(record, body)
+    assert max(sum(sizes) for _, sizes in points) == pytest.approx(record.memory.peak)
     assert [at for at, _ in points] == sorted(at for at, _ in points)
     assert points[0][0] >= 0 and points[-1][0] <= record.time.total * (1 + 1e-9)
     assert any(text.startswith("peak ") for text in texts) and any(text.startswith("of ") for text in texts)
+
+
+@in_node
+@pytest.mark.parametrize("by", ["kind", "scope"])
+def test_layers_of_memory_add_up_to_what_the_record_says_is_held(by: str) -> None:
+    record = record_of("a loop")
+    memory = record.memory
+    assert memory is not None
+    body = f"(({{ layers, points }}) => [layers, points.map((p) => [p.op, p.sizes])])(new Held(app.plan, '{by}'))"
+    layers, points = run(record, body)
+    border = [held.kind for held in memory.border]
+    assert layers[: len(border)] == border and len(points) > 1
+    for op, sizes in points:
+        assert sum(sizes) == pytest.approx(memory.held_at(op))
+        if by == "kind":
+            own = memory.temporaries_by(lambda buffer: buffer.kind)
+            assert dict(zip(layers[len(border) :], sizes[len(border) :], strict=True)) == pytest.approx(
+                {kind: found[op] for kind, found in own.items()}
+            )
+
+
+@in_node
+def test_layers_of_a_model_are_one_layer_of_memory_by_scope() -> None:
+    layers = run(record_of("layers on TPUs"), "new Held(app.plan, 'scope').layers")
+    assert "layer_*/mlp" in layers and not any("layer_0" in name for name in layers)
+
+
+@in_node
+def test_pointing_at_memory_says_what_is_held_and_by_scope_it_is_drawn_anew() -> None:
+    body = """(() => { const t = timeView; const { memory } = t._layout();
+      t._move({ offsetX: t._x(t.held.most.at) + 1, offsetY: memory + 50, buttons: 0 }); const said = t.tip.text;
+      const bar = t.memoryBar(); drawn.boxes = []; bar.children.find((e) => e.text === "by scope").listeners.click();
+      return [said, bar.text, drawn.boxes.map((box) => box[0])]; })()"""
+    said, bar, colours = run(record_of("layers on TPUs"), body)
+    assert "MiB held" in said and "activations" in said and "weights" in said and "while" in said
+    assert "At the peak:" in bar and "layer_*/mlp" in bar and "--held-0" in colours
 
 
 @in_node

@@ -340,3 +340,48 @@ def test_arguments_and_results_on_the_host_that_nothing_moves_inside_move_around
     moving = [each for each in timeline.slices if each.host is not None]
     assert [each.start for each in moving] == [0.0, close(timeline.total)]
     assert timeline.host == close(2 * size / 64e9)
+
+
+# What is held, by kind.
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_kinds_of_memory_add_up_to_what_is_held(name: str) -> None:
+    memory = record_of(name).memory
+    assert memory is not None
+    kinds = memory.temporaries_by(lambda buffer: buffer.kind)
+    border = sum(held.bytes for held in memory.border)
+    assert border == close(memory.arguments + memory.own_results)
+    held = [border + sum(sizes[op] for sizes in kinds.values()) for op in range(len(memory.timeline))]
+    assert held == pytest.approx([memory.held_at(op) for op in range(len(held))])
+    assert max(held) == close(memory.peak)
+
+
+def test_kinds_of_memory_are_what_people_call_them() -> None:
+    """Layers whose weights are gathered, whose inputs wait on the host, and whose products run again."""
+    record = offloading(H100).record()
+    assert record.memory is not None
+    always = {held.kind: held.bytes for held in record.memory.border}
+    matrices, rows = 2 * 2 * LAYERS * 4 * WIDTH * WIDTH / MESH.size, 2 * ROWS * WIDTH / 2
+    sizes = {"weights": matrices, "optimizer state": matrices, "arguments": rows, "results": 2 * matrices}
+    assert always == sizes
+    made = dict[str, set[str]]()
+    for buffer in record.memory.buffers:
+        made.setdefault(buffer.kind, set()).add(record.ops[buffer.op or 0].place.primitive or buffer.value)
+    assert set(made) == {"gathered", "recomputed", "activations", "gradients", "temporaries"}
+    assert any("dot_general" in name for name in made["recomputed"])
+    one_by_one = record_of("layers on TPUs")
+    assert one_by_one.memory is not None
+    kept = [each for each in one_by_one.memory.buffers if each.kind == "activations"]
+    phases = [one_by_one.ops[op].place.backward for each in kept for op in (each.op or 0, each.last)]
+    assert kept and not any(phases[::2]) and all(phases[1::2])
+
+
+def test_what_the_planner_computes_again_is_of_the_backward_pass() -> None:
+    free = step_of_layers(V5E)
+    plan = step_of_layers(V5E, memory=int(0.62 * free.memory.peak))
+    record = plan.record()
+    assert plan.recomputed is not None and record.memory is not None
+    assert {"recomputed"} <= {buffer.kind for buffer in record.memory.buffers}
+    phases, before = record.timeline.phases(), free.record().timeline.phases()
+    assert phases["update"] == pytest.approx(before["update"], rel=0.2) and phases["backward"] > before["backward"]

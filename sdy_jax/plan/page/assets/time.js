@@ -100,19 +100,6 @@ class Timing {
     return found;
   }
 
-  /** What is held from each moment on, `[time, bytes]`: of ops that begin at once what is most. */
-  memory() {
-    const { memory, timeline } = this.plan.data;
-    if (!memory || !memory.timeline.length) return [];
-    const points = [];
-    memory.timeline.forEach((size, op) => {
-      const at = timeline.starts[op];
-      if (points.length && points.at(-1)[0] === at) points.at(-1)[1] = Math.max(points.at(-1)[1], size);
-      else points.push([at, size]);
-    });
-    return points;
-  }
-
   /** What is waited for longest: the exposed time of collectives by what they are and the line. */
   waits() {
     const found = new Map();
@@ -158,7 +145,7 @@ function showTime(view) {
   const timing = (app.plan.timing ??= new Timing(app.plan));
   if (!timing.total) return view.replaceChildren(el("p", { class: "quiet empty" }, "Nothing of this program takes time."));
   timeView = new TimeView(timing);
-  view.replaceChildren(timeView.bar(), el("div", { class: "pages time-page" }, timeView.box, timeView.below()));
+  view.replaceChildren(timeView.bar(), el("div", { class: "pages time-page" }, timeView.box, timeView.memoryBar(), timeView.below()));
   new ResizeObserver(() => timeView.draw()).observe(timeView.box);
   return timeView.draw();
 }
@@ -175,17 +162,17 @@ class TimeView {
   constructor(timing) {
     this.timing = timing;
     [this.from, this.to] = [0, timing.end];
-    this.points = timing.memory();
+    this.held = this._held("kind");
     this.tip = el("div", { class: "time-tip", role: "status", hidden: true });
     this.canvas = el("canvas", {
       tabindex: "0",
       role: "img",
       "aria-label": `One step over time: ${this.summary()}. Arrow keys move, plus and minus zoom, 0 shows all`,
       onpointermove: (event) => this._move(event),
-      onpointerdown: (event) => (this.held = event.offsetX),
-      onpointerup: () => (this.held = null),
+      onpointerdown: (event) => (this.grip = event.offsetX),
+      onpointerup: () => (this.grip = null),
       onpointerleave: () => {
-        this.held = null;
+        this.grip = null;
         this._point(null);
       },
       onclick: (event) => this._click(event),
@@ -203,6 +190,12 @@ class TimeView {
     return `${timeText(this.timing.total, unit)}: ${timeText(compute, unit)} compute, ${timeText(communication - hidden, unit)} waiting for collectives, ${timeText(hidden, unit)} hidden`;
   }
 
+  /** What is held, by kind or by scope; null where nothing is known of it. */
+  _held(by) {
+    const { plan } = this.timing;
+    return plan.data.memory?.timeline.length ? new Held(plan, by) : null;
+  }
+
   bar() {
     const swatch = (kind, name) => el("span", { class: "swatch" }, el("i", { class: kind }), name);
     const button = (label, text, by) => el("button", { title: label, "aria-label": label, onclick: by }, text);
@@ -216,6 +209,19 @@ class TimeView {
       button("Zoom out (-)", "−", () => this._zoom(2)),
       button("Whole step (0)", "all", () => this._show(0, this.timing.end)),
     );
+  }
+
+  /** What memory is shown by, and what that is at the peak. */
+  memoryBar() {
+    const box = el("div", { class: "held-bar" });
+    const show = (by) => {
+      this.held = this._held(by);
+      const button = (name) => el("button", { "aria-pressed": name === by, onclick: () => show(name) }, `by ${name}`);
+      box.replaceChildren(el("span", { class: "quiet" }, "Memory"), ...Object.keys(HELD_BY).map(button), this.held.legend());
+      this.draw();
+    };
+    if (this.held) show(this.held.by);
+    return box;
   }
 
   /** What is waited for longest, and the roofline. */
@@ -239,7 +245,7 @@ class TimeView {
       top += TIMING.row;
       return placed;
     });
-    return { rows, memory: top + TIMING.gap, height: top + TIMING.gap + (this.points.length ? TIMING.memory + TIMING.gap : 0) };
+    return { rows, memory: top + TIMING.gap, height: top + TIMING.gap + (this.held ? TIMING.memory + TIMING.gap : 0) };
   }
 
   draw() {
@@ -265,7 +271,8 @@ class TimeView {
     pen.textBaseline = "middle";
     this._axis(pen, colour, height);
     for (const { row, top } of rows) this._row(pen, colour, row, top);
-    if (this.points.length) this._memory(pen, colour, memory);
+    const { from, to } = this;
+    this.held?.draw(pen, colour, { left: TIMING.names, top: memory, width: width - TIMING.names, height: TIMING.memory, from, to });
     this._outline(pen, colour);
   }
 
@@ -314,47 +321,8 @@ class TimeView {
     if (room > 1) pen.fillText(text, left + 4, top + TIMING.row / 2);
   }
 
-  /** What is held, over arguments and results, with the limit as a line. */
-  _memory(pen, colour, top) {
-    const { memory } = this.timing.plan.data;
-    const always = memory.arguments + memory.results - memory.shared;
-    const peak = always + memory.temporaries;
-    const shown = memory.available && memory.available < 1.5 * peak ? Math.max(peak, memory.available) : peak;
-    const y = (size) => top + TIMING.memory - (size / (1.06 * shown)) * (TIMING.memory - 14);
-    const left = TIMING.names;
-    pen.fillStyle = colour("quiet");
-    pen.textAlign = "left";
-    pen.fillText("memory", 8, top + 22);
-    pen.fillText(`peak ${bytesText(peak)}`, 8, top + 36, left - 14);
-    if (memory.available) pen.fillText(`of ${bytesText(memory.available)}`, 8, top + 50, left - 14);
-    pen.fillStyle = colour("temporaries");
-    pen.beginPath();
-    pen.moveTo(left, y(always));
-    let held = 0;
-    for (const [at, size] of this.points) {
-      const x = Math.min(this.width, Math.max(left, this._x(at)));
-      pen.lineTo(x, y(always + held));
-      pen.lineTo(x, y(always + size));
-      held = size;
-      if (at > this.to) break;
-    }
-    pen.lineTo(this.width, y(always + held));
-    pen.lineTo(this.width, y(always));
-    pen.fill();
-    pen.fillStyle = colour("results");
-    pen.fillRect(left, y(always), this.width - left, y(memory.arguments) - y(always));
-    pen.fillStyle = colour("arguments");
-    pen.fillRect(left, y(memory.arguments), this.width - left, y(0) - y(memory.arguments));
-    if (memory.available && memory.available <= shown) {
-      pen.fillStyle = colour("more");
-      pen.fillRect(left, y(memory.available), this.width - left, 1.5);
-      pen.textAlign = "right";
-      pen.fillText("limit", this.width - 4, y(memory.available) - 7);
-    }
-  }
-
   _outline(pen, colour) {
-    if (!this.over) return;
+    if (!this.over?.box) return;
     const { box, top } = this.over;
     const [left, right] = [Math.max(TIMING.names, this._x(box.start)), Math.min(this.width, this._x(box.end))];
     pen.strokeStyle = colour("text");
@@ -405,16 +373,18 @@ class TimeView {
   }
 
   _boxAt(event) {
-    const placed = this._layout().rows.find(({ top }) => top <= event.offsetY && event.offsetY < top + TIMING.row);
+    const { rows, memory } = this._layout();
+    if (this.held && event.offsetX >= TIMING.names && memory <= event.offsetY) return { point: this.held.at(this._time(event.offsetX)), top: memory - TIMING.row };
+    const placed = rows.find(({ top }) => top <= event.offsetY && event.offsetY < top + TIMING.row);
     const box = placed && event.offsetX >= TIMING.names ? Timing.at(placed.row.boxes, this._time(event.offsetX)) : null;
     return box ? { box, top: placed.top } : null;
   }
 
   _move(event) {
-    if (this.held !== null && this.held !== undefined && event.buttons) {
-      const by = ((this.held - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
-      this.dragged = this.dragged || Math.abs(event.offsetX - this.held) > 3;
-      this.held = event.offsetX;
+    if (this.grip !== null && this.grip !== undefined && event.buttons) {
+      const by = ((this.grip - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
+      this.dragged = this.dragged || Math.abs(event.offsetX - this.grip) > 3;
+      this.grip = event.offsetX;
       this._show(this.from + by, this.to + by);
       return;
     }
@@ -425,11 +395,19 @@ class TimeView {
     this.over = over;
     this.tip.hidden = !over;
     if (over) {
-      this.tip.replaceChildren(...this._said(over.box));
+      this.tip.replaceChildren(...(over.point ? this._saidOfMemory(over.point) : this._said(over.box)));
       const left = Math.min(event.offsetX + 14, this.width - 330);
       this.tip.style.cssText = `left:${Math.max(4, left)}px;top:${over.top + TIMING.row + 6}px`;
     }
     this.draw();
+  }
+
+  /** What is said of memory at a moment: all of it, and by which op. */
+  _saidOfMemory(point) {
+    const { plan } = this.timing;
+    const { line, text } = plan.place(point.op);
+    const all = point.sizes.reduce((sum, size) => sum + size, 0);
+    return [el("b", {}, `${bytesText(all)} held`), facts([...this.held.said(point), ["while", `${plan.shortKind(point.op)} at ${fileLine(line)} ${text}`]])];
   }
 
   /** What is said of a box: how long, how often, and of which op or collective. */
@@ -454,6 +432,7 @@ class TimeView {
     const dragged = this.dragged;
     this.dragged = false;
     const over = dragged ? null : this._boxAt(event);
+    if (over?.point) return void selectOp(over.point.op);
     const { slice } = over?.box ?? {};
     if (!slice) return;
     const sent = this.timing.collectiveOf(slice);
@@ -464,7 +443,7 @@ class TimeView {
   /** A double click fills the view with a box. */
   _enter(event) {
     const over = this._boxAt(event);
-    if (over) this._show(over.box.start, over.box.end);
+    if (over?.box) this._show(over.box.start, over.box.end);
   }
 }
 

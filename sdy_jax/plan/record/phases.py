@@ -1,0 +1,68 @@
+"""The phases of a step, and what in it is computed again: by the names of scopes, and by which op depends on which."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from sdy_jax.ir.graph import Block, Op
+from sdy_jax.ir.locations import is_computed_again
+from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.recorded_ops import OpRecords
+
+
+def phases_of(ops: OpRecords, again: Collection[str] = ()) -> dict[Op, str]:
+    """The phases of a program's ops: forward pass, backward pass, and the update of weights; none where nothing is of a
+    backward pass. An op is of the update if it depends on one of the backward pass and is none itself, or if nothing
+    but the update takes what it makes. What is in a loop of one phase is of that phase, but for loops that hold a whole
+    step, as those that add up gradients.
+
+    Args:
+        again: the locations of ops that the planner runs once more.
+    """
+    reader = _Reader(ops, again)
+    reader.read(ops.graph.main.blocks[0], "forward")
+    reader.read_users(ops.graph.main.blocks[0])
+    return reader.found if "backward" in reader.found.values() else {}
+
+
+def locations_again(plan: Answers) -> frozenset[str]:
+    """The locations of the ops that the planner runs once more, for the sake of memory."""
+    found = plan.recomputed
+    return frozenset(str(each.location) for each in found.ops) if found is not None else frozenset()
+
+
+def computed_again(phases: Mapping[Op, str], again: Collection[str]) -> Iterator[Op]:
+    """The ops of a forward pass that run once more in the backward pass, for `jax.checkpoint` or the planner."""
+    for op, phase in phases.items():
+        if phase == "backward" and (is_computed_again(op.mlir.location) or str(op.mlir.location) in again):
+            yield op
+
+
+class _Reader:
+    def __init__(self, ops: OpRecords, again: Collection[str]):
+        self.found = dict[Op, str]()
+        self._ops, self._again = ops, again
+
+    def read(self, block: Block, around: str) -> bool:
+        """Finds the phases of a block's ops, and whether any is of the backward pass."""
+        found, behind, any_backward = self.found, set[Op](), False
+        known = [op for op in block.ops if op in self._ops.index]
+        for op in known:
+            is_behind = any(value.defining_op in behind for value in op.operands)
+            is_backward = around == "backward" or self._ops.names.place(op).backward
+            is_backward = is_backward or (is_behind and bool(self._again) and str(op.mlir.location) in self._again)
+            found[op] = "backward" if is_backward else "update" if is_behind else around
+            inside = [self.read(inner, found[op]) for inner in op.blocks]
+            if is_backward or any(inside):
+                any_backward = True
+            if is_backward or is_behind or any(inside):
+                behind.add(op)
+        return any_backward
+
+    def read_users(self, block: Block) -> None:
+        """What nothing but the update takes is of it, as `0.9 * momentum`."""
+        for op in reversed([op for op in block.ops if self.found.get(op) == "forward" and not op.blocks]):
+            if {self.found.get(user.ancestor_in(block)) for value in op.results for user, _ in value.uses} == {
+                "update"
+            }:
+                self.found[op] = "update"
