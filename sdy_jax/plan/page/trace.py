@@ -21,13 +21,14 @@ from sdy_jax.ir.call_stacks import alike_from_start
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.timeline import RecordedSlice
+from sdy_jax.plan.record.timeline import RecordedExecution, RecordedLane, RecordedRun, RecordedSlice
 
 Event = dict[str, Any]
 
-_PROCESS = 1
+_PROCESS, _MEASURED = 1, 2
 _COMPUTE = 1
-"""The numbers of the process and of its first thread. Chosen: viewers sort by them, and take 0 for an idle process."""
+"""The numbers of the processes, estimated and measured, and of their first thread. Chosen: viewers sort by them, and
+take 0 for an idle process."""
 
 _PLACES = 6
 """Decimals of microseconds. Chosen: picoseconds, of which the shortest ops take some, and no rounding of doubles."""
@@ -105,6 +106,8 @@ class _Trace:
         yield from self._flows([(each, event["tid"]) for each, event in sent])
         if self._record.memory is not None:
             yield from self._memory(self._record.memory)
+        if self._record.run is not None:
+            yield from self._measured(self._record.run)
 
     # Names of the process and its threads.
 
@@ -116,13 +119,8 @@ class _Trace:
         for lane, threads in sorted(self._threads.items()):
             for number, thread in enumerate(threads):
                 beside = f", {number + 1}" if number else ""
-                yield _named("thread_name", thread, f"{self._lane(lane)}{beside}")
+                yield _named("thread_name", thread, f"{_track(self._timeline.lanes[lane])}{beside}")
                 yield _named("thread_sort_index", thread, thread, "sort_index")
-
-    def _lane(self, number: int) -> str:
-        """What a lane is called."""
-        lane = self._timeline.lanes[number]
-        return f"links of {lane.name}" if lane.axes else lane.name
 
     # What is computed, and what that waits for, in phases, scopes and loops.
 
@@ -256,6 +254,30 @@ class _Trace:
             for at in (0.0, _microseconds(self._timeline.total)):
                 yield _counter("memory of a device (bytes)", at, {"limit": memory.available})
 
+    # What was measured, where the step ran: a process of its own below the estimate, with the same tracks.
+
+    def _measured(self, run: RecordedRun) -> Iterator[Event]:
+        tracks, events = list[tuple[int, float]](), list[Event]()
+        for each in run.slices:
+            free = (n for n, (lane, end) in enumerate(tracks) if lane == each.lane and end <= each.start)
+            track = next(free, len(tracks))
+            tracks[track : track + 1] = [(each.lane, each.end)]
+            events.append(self._execution(each, track + 1))
+        name = f"{self._record.name} on one of {self._record.mesh.size} devices, measured"
+        events += [_named("process_name", 0, name), _named("process_labels", 0, run.device, "labels")]
+        for track, (lane, _) in enumerate(tracks):
+            events.append(_named("thread_name", track + 1, _track(run.lanes[lane])))
+            events.append(_named("thread_sort_index", track + 1, len(tracks) * lane + track, "sort_index"))
+        yield from (event | {"pid": _MEASURED} for event in events)
+
+    def _execution(self, each: RecordedExecution, track: int) -> Event:
+        args = {"instruction": each.instruction, "scope": each.scope, "phase": "backward" if each.backward else ""}
+        name = each.scope or each.instruction
+        if each.collective is not None:
+            sent = self._record.collectives[each.collective]
+            name, args = _said(sent), args | _of_collective(sent)
+        return _complete(name, track, each.start, each.end, "measured", args)
+
 
 _TRIP = "one trip, as wide as all of them"
 
@@ -294,6 +316,11 @@ class _Neighbours:
         found = self._slices[place]
         parents = (self._record.ops[number].parent for number in (found.op or 0, op))
         return found if len(set(parents)) == 1 else None
+
+
+def _track(lane: RecordedLane) -> str:
+    """What a lane is called."""
+    return f"links of {lane.name}" if lane.axes else lane.name
 
 
 def _named(what: str, thread: int, value: object, key: str = "name") -> Event:

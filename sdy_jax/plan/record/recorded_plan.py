@@ -24,7 +24,7 @@ from sdy_jax.plan.record.program import (
     RecordedTried,
     RecordedValue,
 )
-from sdy_jax.plan.record.timeline import NO_TIMELINE, RecordedRoofline, RecordedTimeline
+from sdy_jax.plan.record.timeline import NO_TIMELINE, RecordedRoofline, RecordedRun, RecordedTimeline
 from sdy_jax.plan.record.transfers import Transfers, transfers_by_kind, transfers_of
 
 # The choices of a recorded plan: all that was searched for, from which the program is partitioned again: see
@@ -472,6 +472,7 @@ class RecordedPlan(Printed):
     timeline: RecordedTimeline = NO_TIMELINE
     roofline: RecordedRoofline | None = None
     host: tuple[RecordedHostMemory, ...] = ()
+    run: RecordedRun | None = field(default=None, compare=False)
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)
 

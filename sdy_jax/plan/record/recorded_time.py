@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sdy_jax.ir.graph import Op
@@ -34,9 +34,8 @@ COMPUTE, HOST = RecordedLane("compute"), RecordedLane("host")
 def timeline_record(plan: Answers, ops: OpRecords | None, phases: Mapping[Op, str]) -> RecordedTimeline:
     """When ops compute and collectives are sent; `phases`: those of ops."""
     placed, index = plan.placed_in_time, ops.index if ops is not None else {}
-    of_links = [_links(record, plan.program.mesh) for record in plan.collectives]
-    used = {of_links[each.collective] for each in placed.slices if each.collective is not None}
-    lanes = (COMPUTE, *sorted(used, key=lambda lane: (len(lane.axes), lane.axes)))
+    of_links = [links_of(record, plan.program.mesh) for record in plan.collectives]
+    lanes = lanes_of({of_links[each.collective] for each in placed.slices if each.collective is not None})
     number = {lane: n for n, lane in enumerate(lanes)}
 
     def recorded(each: Slice) -> RecordedSlice:
@@ -51,6 +50,11 @@ def timeline_record(plan: Answers, ops: OpRecords | None, phases: Mapping[Op, st
     return RecordedTimeline(lanes, slices, tuple(loops), starts)
 
 
+def lanes_of(used: Iterable[RecordedLane]) -> tuple[RecordedLane, ...]:
+    """Compute, and the links that are used, those of fewer axes first."""
+    return COMPUTE, *sorted(set(used), key=lambda lane: (len(lane.axes), lane.axes))
+
+
 def _loop(each: Repeated, index: Mapping[Op, int]) -> RecordedLoop:
     return RecordedLoop(index[each.op], each.start, each.duration, max(1, round(each.trips)))
 
@@ -63,7 +67,7 @@ def _starts(order: Sequence[Op], known: Mapping[Op, float]) -> Iterator[float]:
         yield at
 
 
-def _links(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
+def links_of(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
     """The links over which a collective runs: of whole axes, in mesh order. Devices that are permuted may send along
     any."""
     names = {axis.name for axis in record.axes} or set(mesh.axis_names)
@@ -131,7 +135,7 @@ def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[Recorded
     between hosts, at that of the network."""
     mesh, sent = plan.program.mesh, {lane: list[tuple[float, float]]() for lane in lanes}
     for record in plan.collectives:
-        if record.wire_bytes and (lane := _links(record, mesh)) in sent:
+        if record.wire_bytes and (lane := links_of(record, mesh)) in sent:
             wire = record.estimated_times * record.wire_bytes
             sent[lane].append((wire, wire / _bandwidth(record, mesh, plan.costs)))
     for lane, found in sent.items():

@@ -131,6 +131,53 @@ class RecordedTimeline:
 NO_TIMELINE = RecordedTimeline()
 """Of plans that were saved before there were any."""
 
+# What a step took when it ran.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedExecution:
+    """What a lane did when the step ran.
+
+    Attributes:
+        lane: its number in `RecordedRun.lanes`.
+        start, duration: in seconds, from the beginning of the call.
+        instruction: of the compiled program, as profilers call it.
+        scope: the name scopes of the op that it is of; may be empty.
+        backward: it is of a derivative's backward pass.
+        collective: the index in `PlanRecord.collectives` of what is sent; None of what computes.
+    """
+
+    lane: int
+    start: float
+    duration: float
+    instruction: str
+    scope: str = ""
+    backward: bool = False
+    collective: int | None = None
+
+    @property
+    def end(self) -> float:
+        """When it ends."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One call on one device, as jax's profiler saw it: what `Plan.analyze` ran.
+
+    Attributes:
+        device: its kind.
+        seconds: of a call without the profiler, the median of some.
+        lanes: compute first, then links, as of `RecordedTimeline`.
+        slices: in the order in which they start. Those of a lane may overlap.
+    """
+
+    device: str
+    seconds: float
+    lanes: tuple[RecordedLane, ...] = ()
+    slices: tuple[RecordedExecution, ...] = ()
+
+
 # How much of what the machine can do is used.
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timed_plans import H100, LAYERS, TIMED, offloading, step_of_layers
+from timed_plans import H100, LAYERS, TIMED, offloading, ran, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.plan.page.html import _SCRIPTS, _asset, columns, page
@@ -194,6 +194,28 @@ def test_what_moves_to_the_host_is_a_lane_and_the_view_goes_on_until_it_has_move
     assert sum(times) == pytest.approx(record.timeline.host)
     assert to == pytest.approx(max(each.end for each in record.timeline.slices)) and to > record.time.total
     assert "moves" in text and "bf16[" in text and "timed_plans.py:" in text
+
+
+@in_node
+def test_what_was_measured_is_a_second_row_of_each_lane() -> None:
+    record = ran(record_of("layers, over a network"))
+    assert record.run is not None
+    body = """(() => { const t = timeView; const { rows } = t._layout();
+      const { row, top } = rows.filter(({ row }) => row.name === "measured")[1];
+      const { start, end } = row.boxes[0]; t._move({ offsetX: t._x((start + end) / 2), offsetY: top + 3, buttons: 0 });
+      const boxes = t.timing.measured.flatMap((each) => each.boxes).map((box) => [box.kind, box.end - box.start]);
+      return [t.timing.rows.map((each) => [each.name, each.lane ?? ""]), boxes, t.to, t.summary(), t.tip.text]; })()"""
+    rows, boxes, to, summary, text = run(record, body)
+    named = [(name, lane) for name, lane in rows if name and lane]
+    lanes = ["compute", "links: data", "links: model"]
+    for lane in lanes:
+        assert named.index(("measured", lane)) == named.index((lane, lane)) + 1
+    assert sum(time for _, time in boxes) == pytest.approx(sum(each.duration for each in record.run.slices))
+    sent = sum(each.duration for each in record.run.slices if each.collective is not None)
+    assert sum(time for kind, time in boxes if kind == "measured-sent") == pytest.approx(sent)
+    assert to == pytest.approx(max(each.end for each in record.run.slices))
+    assert "measured on cpu" in summary and "3.0 times that" in summary
+    assert "took" in text and "for" in text and "timed_plans.py:" in text
 
 
 def test_a_page_in_bytes_has_no_view_of_time() -> None:

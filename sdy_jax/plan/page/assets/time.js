@@ -20,7 +20,9 @@ class Timing {
     this.critical = this.slices.filter((each) => !each.hidden);
     this.total = this.critical.length ? this.critical.at(-1).end : 0;
     this.end = this.slices.reduce((end, each) => Math.max(end, each.end), this.total); // what moves to the host may end later
-    this.rows = [...this._scopes(), ...this._links()];
+    this.measured = this._measured();
+    this.end = this.measured.reduce((end, row) => Math.max(end, row.end), this.end);
+    this.rows = this._withMeasured([...this._scopes(), ...this._links()]);
   }
 
   /** What a slice is of: an op, or a collective, whose members are told by their number. */
@@ -60,7 +62,7 @@ class Timing {
   /** A row per depth of scopes, and one of what is computed or waited for. */
   _scopes() {
     const rows = [];
-    const work = { name: "compute", boxes: [], starts: true };
+    const work = { name: "compute", lane: "compute", boxes: [], starts: true };
     let opened = [];
     const close = (kept, at) => {
       for (const scope of opened.slice(kept)) scope.end = at;
@@ -84,20 +86,33 @@ class Timing {
     return [...rows, work];
   }
 
-  /** The links of each set of axes, and the host's, on as many rows as overlap. */
+  /** The links of each set of axes, and the host's. */
   _links() {
-    const found = [];
-    this.lanes.slice(1).forEach((name, index) => {
-      const rows = [];
-      for (const slice of this.slices.filter((each) => each.lane === index + 1)) {
-        let row = rows.find((each) => each.end <= slice.start + 1e-9 * slice.end);
-        if (!row) rows.push((row = { name: rows.length ? "" : name, boxes: [], end: 0, starts: !rows.length }));
-        row.end = slice.end;
-        row.boxes.push({ start: slice.start, end: slice.end, label: this.title(slice), kind: slice.host >= 0 ? "host" : slice.hidden ? "hidden" : "exposed", slice });
-      }
-      found.push(...rows);
+    const kind = (slice) => (slice.host >= 0 ? "host" : slice.hidden ? "hidden" : "exposed");
+    const box = (slice) => ({ start: slice.start, end: slice.end, label: this.title(slice), kind: kind(slice), slice });
+    return this.lanes.slice(1).flatMap((lane, index) => rowsOf(lane, this.slices.filter((each) => each.lane === index + 1).map(box), { name: lane, starts: true }));
+  }
+
+  /** What was measured, where the step ran: rows of the same lanes. */
+  _measured() {
+    const { run } = this.plan.data;
+    if (!run) return [];
+    const { lane, start, duration, instruction, scope, backward, collective } = run.slices;
+    const boxes = lane.map((_, n) => {
+      const sent = collective[n] < 0 ? null : this.plan.collectives[collective[n]];
+      const name = this.plan.text[instruction[n]];
+      const measured = { name, scope: this.plan.text[scope[n]], backward: backward[n], sent };
+      return { lane: lane[n], start: start[n], end: start[n] + duration[n], label: sent ? sent.kind : name, kind: sent ? "measured-sent" : "measured", measured };
     });
-    return found;
+    return run.lanes.flatMap((name, number) => rowsOf(name, boxes.filter((box) => box.lane === number), { name: "measured" }));
+  }
+
+  /** Rows with what was measured of their lanes below them; of lanes that the estimate does not have at the end. */
+  _withMeasured(rows) {
+    const of = (lane) => this.measured.filter((row) => row.lane === lane);
+    const lanes = new Set(rows.map((row) => row.lane));
+    const rest = this.measured.filter((row) => !lanes.has(row.lane));
+    return [...rows.flatMap((row, n) => (row.lane && row.lane !== rows[n + 1]?.lane ? [row, ...of(row.lane)] : [row])), ...rest];
   }
 
   /** What is waited for longest: the exposed time of collectives by what they are and the line. */
@@ -119,6 +134,18 @@ class Timing {
     const box = boxes[countUntil(boxes, "start", time) - 1];
     return box && time < box.end ? box : null;
   }
+}
+
+/** A lane's boxes, in the order in which they start, on as many rows as overlap; the first has a name. */
+function rowsOf(lane, boxes, first) {
+  const rows = [];
+  for (const box of boxes) {
+    let row = rows.find((each) => each.end <= box.start + 1e-9 * box.end);
+    if (!row) rows.push((row = { name: "", ...(rows.length ? {} : first), lane, boxes: [], end: 0 }));
+    row.end = box.end;
+    row.boxes.push(box);
+  }
+  return rows;
 }
 
 function sharedLength(some, others) {
@@ -187,7 +214,13 @@ class TimeView {
   summary() {
     const { unit, data } = this.timing.plan;
     const [compute, communication, hidden] = data.time;
-    return `${timeText(this.timing.total, unit)}: ${timeText(compute, unit)} compute, ${timeText(communication - hidden, unit)} waiting for collectives, ${timeText(hidden, unit)} hidden`;
+    return `${timeText(this.timing.total, unit)}: ${timeText(compute, unit)} compute, ${timeText(communication - hidden, unit)} waiting for collectives, ${timeText(hidden, unit)} hidden${this._ran()}`;
+  }
+
+  /** How long a call took where it ran. */
+  _ran() {
+    const { run } = this.timing.plan.data;
+    return run ? `; measured on ${run.device} ${timeText(run.seconds, "seconds")}, ${(run.seconds / this.timing.total).toPrecision(2)} times that` : "";
   }
 
   /** What is held, by kind or by scope; null where nothing is known of it. */
@@ -204,7 +237,7 @@ class TimeView {
       { class: "view-bar" },
       el("span", { class: "quiet", title: this.summary() }, this.summary()),
       el("span", { class: "push" }),
-      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], ...(this.timing.plan.data.host.length ? [["host", "host"]] : [])].map((each) => swatch(...each)),
+      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], ...(this.timing.plan.data.host.length ? [["host", "host"]] : []), ...(this.timing.measured.length ? [["measured", "measured"]] : [])].map((each) => swatch(...each)),
       button("Zoom in (+)", "+", () => this._zoom(0.5)),
       button("Zoom out (-)", "−", () => this._zoom(2)),
       button("Whole step (0)", "all", () => this._show(0, this.timing.end)),
@@ -315,7 +348,7 @@ class TimeView {
   }
 
   _label(pen, colour, box, left, wide, top) {
-    pen.fillStyle = colour(box.kind === "hidden" || box.kind === "scope" || box.kind === "loop" ? "text" : "on-time");
+    pen.fillStyle = colour(["hidden", "scope", "loop", "measured", "measured-sent"].includes(box.kind) ? "text" : "on-time");
     const room = Math.floor((wide - 8) / 6.2);
     const text = box.label.length > room ? `${box.label.slice(0, Math.max(0, room - 1))}…` : box.label;
     if (room > 1) pen.fillText(text, left + 4, top + TIMING.row / 2);
@@ -411,8 +444,9 @@ class TimeView {
   }
 
   /** What is said of a box: how long, how often, and of which op or collective. */
-  _said({ label, start, end, slice, trips, kind }) {
+  _said({ label, start, end, slice, trips, kind, measured }) {
     const { plan, total } = this.timing;
+    if (measured) return [el("b", {}, label), facts(this._saidOfMeasured(end - start, measured))];
     const said = [["takes", `${timeText(end - start, plan.unit)}, ${percent(end - start, total)} of the step`]];
     if (trips > 1) said.push(["drawn as", `one trip, as wide as all ${trips}`]);
     if (slice) {
@@ -427,13 +461,19 @@ class TimeView {
     return [el("b", {}, label), facts(said)];
   }
 
+  _saidOfMeasured(seconds, { name, scope, backward, sent }) {
+    const place = sent ? app.plan.placeOf(sent.place) : null;
+    return [["took", timeText(seconds, "seconds")], ["instruction", name], ["scope", scope], ["pass", backward ? "backward" : ""], ["for", sent?.cause], ["line", place && `${fileLine(place.line)} ${place.text}`]];
+  }
+
   /** A click selects what a box is of; in a dragged view it does not. */
   _click(event) {
     const dragged = this.dragged;
     this.dragged = false;
     const over = dragged ? null : this._boxAt(event);
     if (over?.point) return void selectOp(over.point.op);
-    const { slice } = over?.box ?? {};
+    const { slice, measured } = over?.box ?? {};
+    if (measured?.sent) return void selectCollective(measured.sent);
     if (!slice) return;
     const sent = this.timing.collectiveOf(slice);
     if (sent) selectCollective(sent);
