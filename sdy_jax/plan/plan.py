@@ -25,8 +25,8 @@ from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.program import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_plan import RecordedChoices
-from sdy_jax.plan.record.recording import record_of, steps_of
+from sdy_jax.plan.record.recorded_plan import RecordedChoices, RecordedReason
+from sdy_jax.plan.record.recording import reasons_of, record_of, steps_of
 from sdy_jax.plan.record.timeline import RecordedRun
 from sdy_jax.plan.source.module import PythonModule, python_module
 
@@ -112,12 +112,13 @@ class Plan(Answers):
         """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared.
 
         Args:
-            steps: with the steps of propagation, which runs once more for them; programs on local arrays have none.
+            steps: with the steps of propagation, which runs once more for them, and with what layouts save; programs on
+                local arrays have none.
             choices: with those that were searched for, from which `sdy.partition(plan=)` makes the plan again.
         """
         found = replace(self._record, run=self._runs[-1]) if self._runs else self._record
         if steps and self.planned_with:
-            found = replace(found, propagation=self._steps)
+            found = replace(found, propagation=self._steps, reasons=self._recorded_reasons)
         return replace(found, choices=self._choices) if choices and self.planned_with else found
 
     @cached_property
@@ -132,6 +133,10 @@ class Plan(Answers):
     @cached_property
     def _steps(self) -> RecordedPropagation:
         return steps_of(self)
+
+    @cached_property
+    def _recorded_reasons(self) -> tuple[RecordedReason, ...]:
+        return reasons_of(self)
 
     @cached_property
     def _choices(self) -> RecordedChoices | None:

@@ -315,6 +315,10 @@ _MOST_NODES, _MOST_TO_REPEAT = 4000, 1000
 """Nodes up to which a plan says its bound, and looks for what repeated work would save, unasked. Measured (2026-11): a
 transformer of 16 layers has 3100; its bound took half as long as its plan did."""
 
+_MOST_REASONS = 50
+"""Choices whose reasons a page has. Guessed: of layers that are alike there is one; each takes as long as to plan some
+of the program again."""
+
 Mark = tuple[str, int | str]
 """What tells a value in another graph of the same program: see `Naming.mark`."""
 
@@ -395,6 +399,17 @@ class LayoutReasons:
         found.sort(key=lambda item: -len(item[1]))
         for reason, times in Counter(self._reason(*item) for item in found).items():
             yield replace(reason, times=times)
+
+    def every(self) -> Iterator[tuple[frozenset[Mark], LayoutReason]]:
+        """The reasons for all layouts that are not as op by op, with the marks of the values that each is for: those of
+        clusters that are alike, as of layers, once. Those of most clusters first, and no more than some."""
+        found = dict[frozenset[Mark], list[int]]()
+        for number, cluster in enumerate(self._clusters):
+            made = list(self._changed(cluster))
+            found.setdefault(frozenset[Mark]().union(*map(self._marks, made)), []).append(number)
+        for marks, alike in sorted(found.items(), key=lambda item: -len(item[1]))[:_MOST_REASONS]:
+            made = list(self._changed(self._clusters[alike[0]]))
+            yield marks, replace(self._reason(alike[0], made, []), times=len(alike))
 
     def _reason(self, cluster: int, made: Sequence[int], taken: Sequence[int]) -> LayoutReason:
         others = len(list(self._changed(self._clusters[cluster]))) - len(made)

@@ -32,7 +32,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedRecomputed
+from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedReason, RecordedRecomputed
 from sdy_jax.plan.record.timeline import (
     RecordedExecution,
     RecordedLane,
@@ -110,6 +110,7 @@ class _Columns:
             "run": self._run(record.run) if record.run is not None else None,
             "roofline": _roofline(record.roofline) if record.roofline is not None else None,
             "layouts": layout_choice(time.unit, record.layouts) if record.layouts is not None else None,
+            "reasons": [self._reason(each) for each in record.reasons],
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
         # The tables come last: what is above fills them.
@@ -227,6 +228,10 @@ class _Columns:
 
     def _annotation(self, each: RecordedAnnotation) -> list[Any]:
         return [each.kind, each.text, each.type, self._place(each.place)]
+
+    def _reason(self, each: RecordedReason) -> list[Any]:
+        values = [[self._strings(mark.line), self._strings(mark.what)] for mark in each.values]
+        return [values, each.saves, each.costs, each.times]
 
     def _steps(self, said: RecordedPropagation) -> dict[str, Any]:
         text, name = self._strings, self._names

@@ -352,6 +352,27 @@ class RecordedLayouts:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedMark:
+    """What tells values: the line of the op that makes them and their type without axes; of arguments and results no
+    line, and their path."""
+
+    line: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReason:
+    """Why values have other layouts than op by op: one choice for all of them, which saves and costs something beside
+    what the program would pay if they were as op by op, and what is around them made the best of that; how many such
+    choices there are, as in layers that are alike."""
+
+    values: tuple[RecordedMark, ...]
+    saves: str
+    costs: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedMeasured:
     """What a plan with some layouts of the border takes beside what is hidden, sends and holds."""
 
@@ -472,6 +493,7 @@ class RecordedPlan(Printed):
     timeline: RecordedTimeline = NO_TIMELINE
     roofline: RecordedRoofline | None = None
     host: tuple[RecordedHostMemory, ...] = ()
+    reasons: tuple[RecordedReason, ...] = ()
     run: RecordedRun | None = field(default=None, compare=False)
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)

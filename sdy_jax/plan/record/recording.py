@@ -27,7 +27,7 @@ from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.border import BoundaryValue, pasted
 from sdy_jax.plan.digests import fingerprint_of
 from sdy_jax.plan.estimates import flops
-from sdy_jax.plan.explanations.layout_reasons import RESULTS
+from sdy_jax.plan.explanations.layout_reasons import RESULTS, Mark
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
@@ -59,10 +59,12 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedComparedMesh,
     RecordedInParts,
     RecordedLayouts,
+    RecordedMark,
     RecordedMeasured,
     RecordedNote,
     RecordedNotHeld,
     RecordedPadding,
+    RecordedReason,
     RecordedRecomputed,
     RecordedTime,
 )
@@ -338,6 +340,32 @@ def steps_of(plan: Answers) -> RecordedPropagation:
     ops = OpRecords(graph, tensors, Names(graph, places, inputs))
     names = _names(plan.explanation, ops, inputs)
     return _StepRecords(plan.explanation, names, [v.path for v in plan.results], places, tensors).propagation()
+
+
+_MOST_OPS = 4000
+"""Ops up to which a page says what layouts save. Guessed, as for what a plan says unasked: its model is made again."""
+
+
+def reasons_of(plan: Answers) -> tuple[RecordedReason, ...]:
+    """Why the values of a plan have other layouts than op by op; of large programs nothing."""
+    if plan.layouts is None or not plan.layouts.chosen or len(plan.graph.ops) > _MOST_OPS:
+        return ()
+    arguments, results = ([value.path for value in side] for side in (_inputs(plan), plan.results))
+    paths = {"argument": arguments, "result": results}
+
+    def marked(mark: Mark) -> RecordedMark:
+        line, what = mark
+        return RecordedMark("", paths[line][what]) if isinstance(what, int) else RecordedMark(short_source(line), what)
+
+    return tuple(
+        RecordedReason(tuple(sorted(map(marked, marks), key=str)), str(each.saves), str(each.costs), each.times)
+        for marks, each in plan.reasons()
+        if marks and each.saves.cost > each.costs.cost
+    )
+
+
+def _inputs(plan: Answers) -> list[BoundaryValue]:
+    return [*plan.constants, *plan.arguments]
 
 
 class _StepRecords:

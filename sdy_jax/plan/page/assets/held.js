@@ -6,7 +6,7 @@ const KINDS = [...ALWAYS, "gathered", "activations", "gradients", "recomputed", 
 const MOST_SCOPES = 7;
 
 /** Layers that are alike have one name: `layer_*`. */
-const foldedScope = (scope) => scope.replace(/\d+/g, "*") || "no scope";
+const foldedScope = (scope) => folded(scope) || "no scope";
 
 const HELD_BY = {
   kind: (plan, [, , , , kind]) => kind,

@@ -350,8 +350,7 @@ class TimeView {
   _label(pen, colour, box, left, wide, top) {
     pen.fillStyle = colour(["hidden", "scope", "loop", "measured", "measured-sent"].includes(box.kind) ? "text" : "on-time");
     const room = Math.floor((wide - 8) / 6.2);
-    const text = box.label.length > room ? `${box.label.slice(0, Math.max(0, room - 1))}…` : box.label;
-    if (room > 1) pen.fillText(text, left + 4, top + TIMING.row / 2);
+    if (room > 1) pen.fillText(clipped(box.label, room), left + 4, top + TIMING.row / 2);
   }
 
   _outline(pen, colour) {
