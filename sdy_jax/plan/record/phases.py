@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from sdy_jax.annotate.pipeline_schedules import Kind, mark_in, scope_of
 from sdy_jax.ir.graph import Block, Op
 from sdy_jax.ir.locations import is_computed_again
 from sdy_jax.plan.questions import Answers
@@ -43,26 +44,38 @@ class _Reader:
         self.found = dict[Op, str]()
         self._ops, self._again = ops, again
 
-    def read(self, block: Block, around: str) -> bool:
-        """Finds the phases of a block's ops, and whether any is of the backward pass."""
+    def read(self, block: Block, around: str, in_pipeline: bool = False) -> bool:
+        """Finds the phases of a block's ops, and whether any is of the backward pass. In a pipeline rows of both passes
+        take turns, and say by their scopes which they are."""
         found, behind, any_backward = self.found, set[Op](), False
         known = [op for op in block.ops if op in self._ops.index]
         for op in known:
-            is_behind = any(value.defining_op in behind for value in op.operands)
-            is_backward = around == "backward" or self._ops.names.place(op).backward
+            is_behind = not in_pipeline and any(value.defining_op in behind for value in op.operands)
+            is_backward = around == "backward" or self._is_backward(op, in_pipeline)
             is_backward = is_backward or (is_behind and bool(self._again) and str(op.mlir.location) in self._again)
             found[op] = "backward" if is_backward else "update" if is_behind else around
-            inside = [self.read(inner, found[op]) for inner in op.blocks]
+            is_pipeline = in_pipeline or _is_pipeline(op)
+            inside = [self.read(inner, found[op], is_pipeline) for inner in op.blocks]
             if is_backward or any(inside):
                 any_backward = True
             if is_backward or is_behind or any(inside):
                 behind.add(op)
         return any_backward
 
+    def _is_backward(self, op: Op, in_pipeline: bool) -> bool:
+        place = self._ops.names.place(op)
+        return not _BACKWARD.isdisjoint(place.scope.split("/")) if in_pipeline else place.backward
+
     def read_users(self, block: Block) -> None:
         """What nothing but the update takes is of it, as `0.9 * momentum`."""
         for op in reversed([op for op in block.ops if self.found.get(op) == "forward" and not op.blocks]):
-            if {self.found.get(user.ancestor_in(block)) for value in op.results for user, _ in value.uses} == {
-                "update"
-            }:
+            users = {user.ancestor_in(block) for value in op.results for user, _ in value.uses}
+            if {self.found.get(user) for user in users} == {"update"} and block.terminator not in users:
                 self.found[op] = "update"
+
+
+_BACKWARD = frozenset((scope_of(Kind.BACKWARD), scope_of(Kind.WEIGHTS)))
+
+
+def _is_pipeline(op: Op) -> bool:
+    return op.name == "sdy.manual_computation" and mark_in(str(op.mlir.location)) is not None

@@ -4,16 +4,21 @@ both ends, results are results, reasons are there, and it opens soon."""
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from page_in_node import in_node, opened
+from page_in_node import NODE, opened
+from places import ROOT
 from timed_plans import H100, MESH, ROWS, SPREAD, WIDTH, P, shape, specs, step_of_layers, trained, unrolled, weights
 
 import sdy_jax as sdy
 from sdy_jax.plan.page.html import page
 from sdy_jax.plan.record.record import PlanRecord
 
+in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
 MANY = 64
 
 
@@ -87,9 +92,10 @@ def test_a_result_is_a_result_wherever_it_is_asked_for(record: PlanRecord) -> No
 @in_node
 def test_names_are_cut_in_the_middle(record: PlanRecord) -> None:
     long = "params['decoder']['layers'][3]['attention']['out']['kernel']"
-    cut, short, tight = opened(record, f'[clipped({long!r}, 24), clipped("up", 24), clipped({long!r}, 2)]')
+    texts = f'[clipped({long!r}, 24), clipped("up", 24), clipped("dot_general", 6), clipped("layer_17", 5)]'
+    cut, short, *tight = opened(record, texts)
     assert len(cut) == 24 and cut.startswith("params['dec") and cut.endswith("['kernel']") and "…" in cut
-    assert short == "up" and len(tight) == 2
+    assert short == "up" and tight == ["dot_g…", "la…17"]
 
 
 @in_node
@@ -119,3 +125,23 @@ def test_a_phone_has_one_column_and_nothing_that_is_wider_than_it(record: PlanRe
     assert [size for size in wide if size > 360] == [640]  # rows of tables, in a box that scrolls by itself
     for each in ("main { display: flex; flex-direction: column; }", ".view-bar { flex-wrap: wrap; }", "overflow-wrap"):
         assert each in narrow
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("time-*.svg")), ids=lambda path: path.stem)
+def test_pictures_of_the_view_are_small_drawings_that_a_page_shows(picture: Path) -> None:
+    drawing = ElementTree.parse(picture).getroot()
+    assert drawing.tag.endswith("svg") and picture.stat().st_size < 150_000
+    said = "".join(drawing.itertext())
+    assert "forward" in said and "backward" in said and "peak" in said and "links: " in said
+    assert f"](../images/{picture.name})" in (ROOT / "docs" / "howto" / "profile.md").read_text()
+
+
+@in_node
+def test_a_picture_is_what_the_view_draws() -> None:
+    timelines = runpy.run_path(str(ROOT / "scripts" / "timelines"))
+    drawing = ElementTree.fromstring(timelines["picture"](step_of_layers(H100)))
+    texts = [each.text for each in drawing.iter() if each.tag.endswith("text")]
+    paths = [each for each in drawing.iter() if each.tag.endswith("path")]
+    assert {"compute", "forward", "backward", "update"} <= set(texts) and len(paths) > 8
+    assert any(str(text).startswith("links: ") for text in texts)
+    assert {"time-gpt", "time-experts", "time-pipeline"} == {f"time-{name}" for name in timelines["PROGRAMS"]}

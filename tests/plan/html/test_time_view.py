@@ -6,12 +6,14 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from page_in_node import in_node, shown
+from page_in_node import NODE, shown
 from timed_plans import H100, LAYERS, TIMED, offloading, ran, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.plan.page.html import columns, page
 from sdy_jax.plan.record.record import PlanRecord
+
+in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
 
 
 @cache

@@ -205,6 +205,17 @@ def test_phases_follow_each_other() -> None:
             assert (each.phase == "update") is (place.scope == "optimizer") or not place.scope
 
 
+def test_rows_of_a_pipeline_are_of_the_pass_that_they_say() -> None:
+    """1F1B: rows of both passes take turns, and nothing is updated."""
+    record = record_of("a pipeline")
+    phases = record.timeline.phases()
+    assert phases["backward"] > phases["forward"] > 0 and phases.get("update", 0.0) < 0.2 * record.time.total
+    for each in record.timeline.slices:
+        scope = record.ops[each.op].place.scope.split("/") if each.op is not None else []
+        if "forward" in scope or "backward" in scope:
+            assert each.phase == ("backward" if "backward" in scope else "forward")
+
+
 def test_a_program_without_a_backward_pass_has_no_phases() -> None:
     assert set(in_branches().record().timeline.phases()) == {""}
 

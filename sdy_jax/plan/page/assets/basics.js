@@ -71,10 +71,12 @@ const on = (name, listener) => (listeners[name] ??= []).push(listener);
 /** Reports something to all who asked for it. */
 const emit = (name, ...said) => (listeners[name] ?? []).forEach((listener) => listener(...said));
 
-/** A text of so many letters at most, without its middle: which tree it is in stands at its beginning, which leaf at its end. */
+/** A text of so many letters at most, without its middle: which tree it is in stands at its beginning, which leaf at its
+ * end. Of a short one the number at the end alone. */
 function clipped(text, letters) {
   if (text.length <= letters) return text;
-  const end = Math.floor((letters - 1) / 2);
+  const digits = /\d*$/.exec(text)[0].length;
+  const end = letters < NAME_END ? Math.min(digits, letters - 1) : Math.floor((letters - 1) / 2);
   return `${text.slice(0, letters - 1 - end)}…${end > 0 ? text.slice(-end) : ""}`;
 }
 

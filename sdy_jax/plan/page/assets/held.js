@@ -93,11 +93,13 @@ class Held {
     let below = columns.map(() => 0);
     layers.forEach((_, layer) => {
       pen.fillStyle = colour(this.colour(layer));
-      columns.forEach(({ x, point }, n) => {
-        const size = point.sizes[layer];
-        const next = columns[n + 1]?.x ?? width;
-        if (size) pen.fillRect(left + x, top + height - high(below[n] + size), next - x, high(size));
-      });
+      for (let first = 0, n = 1; n <= columns.length; n += 1) {
+        const size = columns[first].point.sizes[layer];
+        if (n < columns.length && below[n] === below[first] && columns[n].point.sizes[layer] === size) continue;
+        const [x, next] = [columns[first].x, columns[n]?.x ?? width];
+        if (size) pen.fillRect(left + x, top + height - high(below[first] + size), next - x, high(size));
+        first = n;
+      }
       below = below.map((size, n) => size + columns[n].point.sizes[layer]);
     });
     pen.fillStyle = colour("quiet");

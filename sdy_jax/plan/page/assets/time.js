@@ -50,7 +50,7 @@ class Timing {
     for (let op = slice.op; op >= 0; op = this.plan.data.ops.parent[op]) ops.unshift(op);
     let known = [];
     for (const op of ops) {
-      const scopes = this.plan.place(op).scope.split("/").filter(Boolean);
+      const scopes = this.plan.place(op).scope.split("/").filter((name) => NAMED.test(name));
       const shared = sharedLength(known, scopes);
       path.push(...scopes.slice(shared).map((label) => ({ label, key: label, kind: "scope" })));
       if (shared === known.length) known = scopes;

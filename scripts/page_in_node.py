@@ -9,13 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from sdy_jax.plan.page.html import _SCRIPTS, _asset, columns
 from sdy_jax.plan.record.record import PlanRecord
 
 NODE = shutil.which("node")
-in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
 READ = "import { readFileSync } from 'node:fs';\nconst given = readFileSync(0, 'utf8');\n"
 
 
