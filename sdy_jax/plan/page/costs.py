@@ -247,7 +247,7 @@ def device_section(record: PlanRecord) -> Section:
 
 def _moves(record: PlanRecord) -> str:
     """What moves from and to the memory of the host, and how long that takes by its link: `2.0 MiB to the host, 4.0 MiB
-    from it: 96 us by its link, for which the estimate does not wait`."""
+    from the host, 96 us by its link, for which the estimate does not wait`."""
     out, back = (sum(each.total for each in record.host if each.leaves is leaves) for leaves in (True, False))
     parts = [f"{bytes_text(out)} to the host"] if out else []
     parts += [f"{bytes_text(back)} from the host"] if back else []

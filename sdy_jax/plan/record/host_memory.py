@@ -47,9 +47,9 @@ def host_memory(
                 yield RecordedHostMemory(what, value.path, value.tensor.type, value.tensor.bytes, times=times)
     layouts, beside = _Layouts(values if moved else (), ops), _Beside(ops if moved else ())
     for move in moved:
-        border = next((known[end] for end in move.ends if end in known), None)
-        tensor = border.tensor if border is not None else layouts.of(move.type, move.place.line)
-        what, op = "to the host" if move.leaves else "to devices", beside.op(move, border.path if border else "")
+        own = next((known[end] for end in move.ends if end in known), None)
+        tensor = own.tensor if own is not None else layouts.of(move.type, move.place.line)
+        what, op = "to the host" if move.leaves else "to devices", beside.op(move, own.path if own is not None else "")
         yield RecordedHostMemory(what, "", tensor.type, tensor.bytes, *move.place, op=op)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from sdy_jax.annotate.pipeline_schedules import Kind, mark_in, scope_of
-from sdy_jax.ir.graph import Block, Op
-from sdy_jax.ir.locations import is_computed_again
+from sdy_jax.ir.graph import Block, Graph, Op
+from sdy_jax.ir.locations import RUN_AGAIN, is_computed_again, may_mention
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.recorded_ops import OpRecords
 
@@ -32,9 +32,9 @@ def locations_again(plan: Answers) -> frozenset[str]:
     return frozenset(str(each.location) for each in found.ops) if found is not None else frozenset()
 
 
-def computed_again(phases: Mapping[Op, str], again: Collection[str]) -> Iterator[Op]:
+def computed_again(graph: Graph, phases: Mapping[Op, str], again: Collection[str]) -> Iterator[Op]:
     """The ops of a forward pass that run once more in the backward pass, for `jax.checkpoint` or the planner."""
-    for op, phase in phases.items():
+    for op, phase in phases.items() if again or may_mention(graph.module, RUN_AGAIN) else ():
         if phase == "backward" and (is_computed_again(op.mlir.location) or str(op.mlir.location) in again):
             yield op
 

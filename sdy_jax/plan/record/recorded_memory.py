@@ -30,7 +30,7 @@ def memory_record(
         available: what it has for the program.
     """
     peak, buffers = peak_and_buffers(ops.graph, target)
-    kinds = _Kinds(ops, phases, frozenset(computed_again(phases, again)))
+    kinds = _Kinds(ops, phases, frozenset(computed_again(ops.graph, phases, again)))
     held = [kinds.recorded(buffer) for buffer in buffers]
     spans = {(buffer.value, buffer.bytes): buffer for buffer in held}
     largest = [spans[ops.names.of(live.value), live.bytes] for live in peak.live]

@@ -123,7 +123,12 @@ def test_a_phone_has_one_column_and_nothing_that_is_wider_than_it(record: PlanRe
     wide = [int(found) for found in re.findall(r"(?<!max-)width: (\d+)px", narrow)]
     assert 'name="viewport" content="width=device-width' in text
     assert [size for size in wide if size > 360] == [640]  # rows of tables, in a box that scrolls by itself
-    for each in ("main { display: flex; flex-direction: column; }", ".view-bar { flex-wrap: wrap; }", "overflow-wrap"):
+    for each in (
+        "overflow: hidden auto",
+        "main { display: flex; flex-direction: column; }",
+        ".view-bar { flex-wrap: wrap; }",
+        "overflow-wrap",
+    ):
         assert each in narrow
 
 
