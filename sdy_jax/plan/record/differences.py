@@ -46,7 +46,7 @@ _LITTLE = 0.01
 """The share by which a figure may differ without the share being written. Given: it says a percent."""
 
 _TIMES = 2.0
-"""How many times as much is said so, and no more in percent. Chosen: "12 times" is read faster than "+1100%"."""
+"""How many times as much is said so, and no more in percent. Chosen: people read "12 times" faster than "+1100%"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def _share(before: float, after: float) -> str:
     times = after / before
     if times < _TIMES:
         return f"{times - 1:+.0%}"
-    return f"{times:.1f} times" if times < 9.95 else f"{times:,.0f} times"
+    return f"{times:.1f} times" if round(times, 1) < 10 else f"{times:,.0f} times"
 
 
 def _borders(changes: Sequence[BorderChange]) -> Iterator[str]:
