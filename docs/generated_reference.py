@@ -73,7 +73,18 @@ def _summary(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(getattr(function, "func", function)) or "").partition("\n\n")[0]
 
 
-_COLUMNS = ("machine", "bfloat16", "other types", "memory", "its rate", "links", "join", "a link's rate", "network")
+_COLUMNS = (
+    "machine",
+    "bfloat16",
+    "other types",
+    "memory",
+    "its rate",
+    "links",
+    "join",
+    "a link's rate",
+    "network",
+    "host",
+)
 
 
 def machines_text() -> list[str]:
@@ -95,6 +106,7 @@ def _machine_row(name: str, machine: Machine) -> list[str]:
         f"{links.joins} devices",
         f"{links.bandwidth / 1e9:.6g} GB/s",
         f"{links.network.bandwidth / 1e9:.6g} GB/s",
+        f"{links.host / 1e9:.6g} GB/s" if links.host else "",
     ]
 
 

@@ -254,12 +254,12 @@ class NotHeld(NamedTuple):
 
 
 class RanAgain(NamedTuple):
-    """An op that runs once more: its name and location; the operations and the time of a device for that, in all
-    executions."""
+    """An op that runs once more: its name and location; the floating-point operations and the time of a device for
+    that, in all executions."""
 
     op: str
     location: ir.Location
-    operations: float
+    flops: float
     seconds: float
 
     @property

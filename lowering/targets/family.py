@@ -62,6 +62,8 @@ class Links:
         joins: how many devices they join at most: those of a server, a rack or a pod; 0 where that is not known.
         peers: how many other devices they lead to, to each by a link of its own that has as much of the bandwidth; 0
             where a switch, or a torus, lets a device send all of it to any group.
+        host: bytes per second that a device sends to the memory of its host, or takes from there; 0 where sources say
+            nothing, or differ.
     """
 
     bandwidth: float
@@ -73,6 +75,7 @@ class Links:
     name: str = ""
     joins: int = 0
     peers: int = 0
+    host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,30 +69,49 @@ def _machine(
     return Machine(rf".*\b{kind}\b.*", chip, links, also)
 
 
-def _links(name: str, hop: float, bandwidth: float, network: float, joins: int = 8, peers: int = 0) -> Links:
-    """What a device sends in one direction over all its links, and over its share of the network's ports."""
-    return Links(bandwidth, hop, _START, Network(network, latency=_NETWORK), name=name, joins=joins, peers=peers)
+_GEN_3, _GEN_4, _GEN_5 = 16e9, 32e9, 64e9
+"""Bytes per second over 16 lanes of PCIe, which join a device and its host. Published (the data sheets below, which
+count both directions). Of B200, GB200 and B300 sources differ: they are left out."""
+
+
+def _links(
+    name: str, hop: float, bandwidth: float, network: float, host: float = 0.0, joins: int = 8, peers: int = 0
+) -> Links:
+    """What a device sends in one direction over all its links, over its share of the network's ports, and to its
+    host."""
+    beyond = Network(network, latency=_NETWORK)
+    return Links(bandwidth, hop, _START, beyond, name=name, joins=joins, peers=peers, host=host)
 
 
 GPU = Family(
     "gpu",
     {
-        "v100": _machine("v100", 125e12, 0.9e12, 16, _links("NVLink 2", _HOP, 150e9, 6.25e9), "v100"),
-        "a100-40gb": _machine(r"a100-sxm\d?-40gb", 312e12, 1.555e12, 40, _links("NVLink 3", _HOP, 300e9, 25e9), "a100"),
-        "a100-80gb": _machine(r"a100-sxm\d?-80gb", 312e12, 2.039e12, 80, _links("NVLink 3", _HOP, 300e9, 25e9), "a100"),
+        "v100": _machine("v100", 125e12, 0.9e12, 16, _links("NVLink 2", _HOP, 150e9, 6.25e9, _GEN_3), "v100"),
+        "a100-40gb": _machine(
+            r"a100-sxm\d?-40gb", 312e12, 1.555e12, 40, _links("NVLink 3", _HOP, 300e9, 25e9, _GEN_4), "a100"
+        ),
+        "a100-80gb": _machine(
+            r"a100-sxm\d?-80gb", 312e12, 2.039e12, 80, _links("NVLink 3", _HOP, 300e9, 25e9, _GEN_4), "a100"
+        ),
         # Of either size, and cards, too: with the least memory, at a rate between both.
-        "a100": _machine("a100", 312e12, 2.0e12, 40, _links("NVLink 3", _HOP, 300e9, 25e9), "a100"),
-        "h100-pcie": _machine("h100 pcie", 756e12, 2.0e12, 80, _links("PCIe 5", _PCIE_HOP, 64e9, 25e9), "h100-pcie"),
-        "h100": _machine("h100", 989e12, 3.35e12, 80, _links("NVLink 4", _HOP, 450e9, 50e9), "h100", ("h100-sxm",)),
-        "h200": _machine("h200", 989e12, 4.8e12, 141, _links("NVLink 4", _HOP, 450e9, 50e9), "h100", ("h200-sxm",)),
-        "h20": _machine("h20", 148e12, 4.0e12, 96, _links("NVLink 4", _HOP, 450e9, 50e9), "h20"),
-        "l40s": _machine("l40s", 362e12, 0.864e12, 48, _links("PCIe 4", _PCIE_HOP, 32e9, 25e9), "l40s"),
+        "a100": _machine("a100", 312e12, 2.0e12, 40, _links("NVLink 3", _HOP, 300e9, 25e9, _GEN_4), "a100"),
+        "h100-pcie": _machine(
+            "h100 pcie", 756e12, 2.0e12, 80, _links("PCIe 5", _PCIE_HOP, _GEN_5, 25e9, _GEN_5), "h100-pcie"
+        ),
+        "h100": _machine(
+            "h100", 989e12, 3.35e12, 80, _links("NVLink 4", _HOP, 450e9, 50e9, _GEN_5), "h100", ("h100-sxm",)
+        ),
+        "h200": _machine(
+            "h200", 989e12, 4.8e12, 141, _links("NVLink 4", _HOP, 450e9, 50e9, _GEN_5), "h100", ("h200-sxm",)
+        ),
+        "h20": _machine("h20", 148e12, 4.0e12, 96, _links("NVLink 4", _HOP, 450e9, 50e9, _GEN_5), "h20"),
+        "l40s": _machine("l40s", 362e12, 0.864e12, 48, _links("PCIe 4", _PCIE_HOP, _GEN_4, 25e9, _GEN_4), "l40s"),
         "b200": _machine("b200", 2250e12, 8.0e12, 180, _links("NVLink 5", _HOP, 900e9, 50e9), "b200"),
         "gb200": _machine("gb200", 2500e12, 8.0e12, 186, _links("NVLink 5", _HOP, 900e9, 50e9, joins=72), "gb200"),
         "b300": _machine("b300", 2250e12, 8.0e12, 270, _links("NVLink 5", _HOP, 900e9, 100e9), "b300"),
         # Seven links of 64 GB/s, one to each other device of a server.
         "mi300x": _machine(
-            "mi300x", 1307e12, 5.3e12, 192, _links("Infinity Fabric", _HOP, 448e9, 50e9, peers=7), "mi300x"
+            "mi300x", 1307e12, 5.3e12, 192, _links("Infinity Fabric", _HOP, 448e9, 50e9, _GEN_5, peers=7), "mi300x"
         ),
     },
     Compiler(

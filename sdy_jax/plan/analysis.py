@@ -17,7 +17,9 @@ from sdy_jax.lowering.targets.measurements import MeasuredSends, StepProfile
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
 from sdy_jax.plan.page.text import aligned
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.profile import Measured, Scope, instructions, measured, module_name, scopes
+from sdy_jax.plan.profile import Instruction, Measured, Scope, instructions, measured, module_name, scopes
+from sdy_jax.plan.record.recorded_time import lanes_of, links_of
+from sdy_jax.plan.record.timeline import RecordedExecution, RecordedRun
 
 # What `Plan.analyze` found, to print or to ask.
 
@@ -123,6 +125,7 @@ class Analysis:
         collectives: those that took longest first; slices, which nothing is sent for, are left out.
         memory: None where the compiler does not say.
         scopes: the parts of the model, those that took longest first.
+        run: one call on one device over time.
     """
 
     plan: Plan
@@ -130,6 +133,7 @@ class Analysis:
     collectives: tuple[MeasuredCollective, ...]
     memory: MeasuredMemory | None
     scopes: tuple[MeasuredScope, ...] = ()
+    run: RecordedRun | None = None
 
     @cached_property
     def scale(self) -> float | None:
@@ -271,11 +275,32 @@ def analyze(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ana
     compiled = lowered.compile()
     text = compiled.as_text()
     found = measured(call, module_name(text))
-    rows = [_row(scope, plan, found) for scope in scopes(plan.collectives, text)]
+    sent = scopes(plan.collectives, text)
+    rows = [_row(scope, plan, found) for scope in sent]
     rows = sorted([row for row in rows if row.wire_bytes or row.instructions], key=_weight, reverse=True)
     held = compiled_memory(compiled)
     memory = MeasuredMemory.of(held) if held is not None else None
-    return Analysis(plan, found.seconds, tuple(rows), memory, _by_scope(text, found))
+    run = _run(plan, found, sent, {each.name: each for each in instructions(text)})
+    return Analysis(plan, found.seconds, tuple(rows), memory, _by_scope(text, found), run)
+
+
+def _run(plan: Plan, found: Measured, sent: Sequence[Scope], known: Mapping[str, Instruction]) -> RecordedRun:
+    """The last call on a device, by lanes. Instructions of collectives that profilers show under one name are those of
+    the plan in their order, where as many are left, else all of the first."""
+    number = {id(record): n for n, record in enumerate(plan.collectives)}
+    collective = dict[str, int]()
+    for scope in sent:
+        alike = len(scope.instructions) == len(scope.records)
+        for n, name in enumerate(scope.instructions):
+            collective[name] = number[id(scope.records[n if alike else 0])]
+    lane_of = {n: links_of(plan.collectives[n], plan.program.mesh) for n in collective.values()}
+    lanes, slices = lanes_of(lane_of.values()), list[RecordedExecution]()
+    for name, start, seconds in found.last:
+        one, own = collective.get(name), known.get(name)
+        if own is not None:
+            lane = lanes.index(lane_of[one]) if one is not None else 0
+            slices.append(RecordedExecution(lane, start, seconds, name, own.scope, own.is_backward, one))
+    return RecordedRun(plan.device_kind, found.seconds, lanes, tuple(slices))
 
 
 def _function_of(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -25,8 +25,9 @@ from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.program import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_plan import RecordedChoices
-from sdy_jax.plan.record.recording import record_of, steps_of
+from sdy_jax.plan.record.recorded_plan import RecordedChoices, RecordedReason
+from sdy_jax.plan.record.recording import reasons_of, record_of, steps_of
+from sdy_jax.plan.record.timeline import RecordedRun
 from sdy_jax.plan.source.module import PythonModule, python_module
 
 FIXES: Extension[Callable[[Plan], Sequence[Any]]] = Extension("fixes")
@@ -77,7 +78,7 @@ class Plan(Answers):
         """Runs the function, and shows measured beside estimated: the time of a call, memory, and each collective where
         the profiler tells of it, with warnings where the cost model is off by more than 2 times; and the time of each
         name scope of the model. Like SQL's EXPLAIN ANALYZE. It takes about ten calls; donated arguments are copied
-        before each.
+        before each. From then on the plan's record, page and trace have one measured call, too, under the estimate.
 
         Args:
             *args, **kwargs: arguments of the function, arrays like those that the plan was made for.
@@ -91,7 +92,9 @@ class Plan(Answers):
         Example:
             print(step.plan(state, batch).analyze(state, batch))
         """
-        return ANALYZE.function(self, args, kwargs)
+        found = ANALYZE.function(self, args, kwargs)
+        self._runs.append(found.run)
+        return found
 
     def fingerprint(self) -> str:
         """32 hexadecimal digits that say which collectives run: their order, kinds, axes and types, the loops and
@@ -109,13 +112,19 @@ class Plan(Answers):
         """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared.
 
         Args:
-            steps: with the steps of propagation, which runs once more for them; programs on local arrays have none.
+            steps: with the steps of propagation, which runs once more for them, and with what layouts save; programs on
+                local arrays have none.
             choices: with those that were searched for, from which `sdy.partition(plan=)` makes the plan again.
         """
-        found = self._record
+        found = replace(self._record, run=self._runs[-1]) if self._runs else self._record
         if steps and self.planned_with:
-            found = replace(found, propagation=self._steps)
+            found = replace(found, propagation=self._steps, reasons=self._recorded_reasons)
         return replace(found, choices=self._choices) if choices and self.planned_with else found
+
+    @cached_property
+    def _runs(self) -> list[RecordedRun]:
+        """What `analyze` measured, last at the end."""
+        return []
 
     @cached_property
     def _record(self) -> PlanRecord:
@@ -124,6 +133,10 @@ class Plan(Answers):
     @cached_property
     def _steps(self) -> RecordedPropagation:
         return steps_of(self)
+
+    @cached_property
+    def _recorded_reasons(self) -> tuple[RecordedReason, ...]:
+        return reasons_of(self)
 
     @cached_property
     def _choices(self) -> RecordedChoices | None:

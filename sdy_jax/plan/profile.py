@@ -28,6 +28,14 @@ _TIMED, _PROFILED = 5, 3
 profiles are large."""
 
 
+class Execution(NamedTuple):
+    """One execution of an instruction on a device: when it started, from the beginning of the call, and its seconds."""
+
+    instruction: str
+    start: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What runs took, in seconds.
@@ -36,10 +44,12 @@ class Measured:
         seconds: of a call, the median.
         instructions: what each instruction of the program takes per call, executions in loops together. A device that
             comes early waits inside of a collective, so that of each execution the device that takes least counts.
+        last: the executions of the last call on one device, in the order in which they start.
     """
 
     seconds: float
     instructions: dict[str, float]
+    last: tuple[Execution, ...] = ()
 
 
 def measured(call: Callable[[], Any], module: str) -> Measured:
@@ -66,7 +76,7 @@ def measured(call: Callable[[], Any], module: str) -> Measured:
             # Types of jax's reader warn when they are made, and where warnings are errors that aborts the process.
             warnings.simplefilter("ignore", DeprecationWarning)
             events = [*_events(Path(folder), module)]
-    return Measured(median(times), _per_call(events))
+    return Measured(median(times), _per_call(events), tuple(_last_call(events)))
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -100,6 +110,22 @@ def _per_call(events: list[_Event]) -> dict[str, float]:
         executions = zip(*(sorted(each) for each in devices.values()), strict=False)
         found[name] = sum(min(seconds for _, seconds in each) for each in executions) / _PROFILED
     return found
+
+
+def _last_call(events: Sequence[_Event]) -> list[Execution]:
+    """The executions of the last call on the first device: of each instruction the last of as many as a call has."""
+    first = min((device for _, device, _, _ in events), key=str, default=None)
+    of_name: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for name, device, start, seconds in events:
+        if device == first:
+            of_name[name].append((start, seconds))
+    last = [(start, seconds, name) for name, each in of_name.items() for start, seconds in _of_last(each)]
+    begun = min((start for start, *_ in last), default=0.0)
+    return [Execution(name, start - begun, seconds) for start, seconds, name in sorted(last)]
+
+
+def _of_last(executions: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return sorted(executions)[len(executions) - len(executions) // _PROFILED :]
 
 
 # Which instructions of a compiled program are which collectives of its plan, and of which parts of the model: by the

@@ -42,7 +42,7 @@ from sdy_jax.plan.estimates import (
     padded_values,
     work_of,
 )
-from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReason, LayoutReasons
+from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReason, LayoutReasons, Mark
 from sdy_jax.plan.explanations.naming import checkpoint_names
 from sdy_jax.plan.explanations.origins import StatedBorder
 from sdy_jax.plan.explanations.why import Explanation, Why, given_arguments, is_collective, why_collective
@@ -416,6 +416,10 @@ class Questions(PlanFacts):
         repeating work would save."""
         sends = self.layouts is not None and self.layouts.sent > 0
         return self._layout_reasons().findings() if sends else Findings(0.0, (), "")
+
+    def reasons(self) -> Iterator[tuple[frozenset[Mark], LayoutReason]]:
+        """Why values have other layouts than op by op, with their marks."""
+        return self._reasons.every()
 
     @cached_property
     def _reasons(self) -> LayoutReasons:

@@ -150,8 +150,8 @@ def test_plans_say_what_lies_on_the_host_and_what_moves_when():
         (each.what, each.path or each.type.split("[")[0], each.times, each.backward) for each in plan.record().host
     ]
     assert sorted(found) == [
-        ("argument", "m", 1, False),
-        ("result", "result[1]", 1, False),
+        ("argument", "m", 0, False),
+        ("result", "result[1]", 0, False),
         ("to devices", "f32", 1, False),
         ("to devices", "f32", 3, True),
         ("to the host", "f32", 1, False),

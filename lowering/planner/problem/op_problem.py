@@ -16,6 +16,7 @@ from sdy_jax.lowering.planner.facts.factors import Assignment, Cuts, are_apart, 
 from sdy_jax.lowering.planner.facts.fusion import Touched
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.rules import RuleBook
+from sdy_jax.shardy.rules.op_attributes import operations_of
 from sdy_jax.shardy.rules.registry import depends_on_signature_only
 
 # The decision about one op as data: its kind, the problem (with the shardings around it), candidates, how it runs.
@@ -191,6 +192,15 @@ def work_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> De
     own = [strategy for strategy in kind.strategies if strategy.rule is None]
     able = [strategy for strategy in own if split.keys() <= strategy.splittable] or own
     return min([work_in_shards(strategy, rule, shards) for strategy in able], key=attrgetter("operations"))
+
+
+def flops_per_operation(op: Op, kind: Kind) -> float:
+    """The floating-point operations, as people count them, in one operation of an op of a kind: two of a product, none
+    of what only moves data."""
+    whole = (1,) * len(kind.rule.factor_sizes)
+    own = [strategy for strategy in kind.strategies if strategy.rule is None]
+    operations = min([work_in_shards(strategy, kind.rule, whole).operations for strategy in own], default=0.0)
+    return operations_of(op) / operations if operations else 0.0
 
 
 def work_time(

@@ -17,7 +17,7 @@ from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.planner.facts.fusion import moves
 from sdy_jax.lowering.planner.facts.loops import executions
-from sdy_jax.lowering.planner.problem.op_problem import Decision, own_time, work_done
+from sdy_jax.lowering.planner.problem.op_problem import Decision, flops_per_operation, own_time, work_done
 from sdy_jax.lowering.planner.report import NotHeld, RanAgain
 from sdy_jax.lowering.planner.rewrites.forward_loops import ForwardLoop, forward_loops, run_trips_again
 from sdy_jax.lowering.planner.rewrites.segments import Segment, Stretch, can_run_again
@@ -49,9 +49,10 @@ class ProgramPrices:
         """The time of an op in all executions: its own work, that in its regions, and what is sent for both."""
         return sum([self._work(inner) + self._sent.get(inner.mlir.location, 0.0) for inner in op.walk()])
 
-    def operations(self, op: Op) -> float:
-        """The operations that a device performs for an op in all executions."""
-        return sum([self._operations(inner) for inner in op.walk()])
+    def flops(self, op: Op) -> float:
+        """The floating-point operations that a device performs for an op in all executions, as people count them."""
+        decided = ((inner, self._decision(inner)) for inner in op.walk())
+        return sum([self._operations(o) * flops_per_operation(o, d.kind) for o, d in decided if d is not None])
 
     def bytes_of(self, value: Value) -> float:
         """The bytes of a value on a device, in the layout in which it is made."""
@@ -310,7 +311,7 @@ class PricedSegment:
     def ran(self, again: frozenset[Op]) -> list[RanAgain]:
         """The ops that run again and take time, in order."""
         ran = [op for op in self._segment.ops if op in again and self._times[op] > 0]
-        return [RanAgain(op.title, op.mlir.location, self._prices.operations(op), self._times[op]) for op in ran]
+        return [RanAgain(op.title, op.mlir.location, self._prices.flops(op), self._times[op]) for op in ran]
 
 
 def priced_segments(

@@ -19,10 +19,12 @@ from sdy_jax.lowering.planner.facts.factors import cuts_of, stated_at_manual
 from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
 from sdy_jax.lowering.planner.problem.candidates import Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
+from sdy_jax.lowering.planner.problem.op_problem import flops_per_operation
 from sdy_jax.lowering.planner.problem.planning_problem import planning_problem
 from sdy_jax.lowering.planner.problem.program_model import Chosen, Port
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
 from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.lowering.planner.solve.certificate import Term
 from sdy_jax.lowering.planner.solve.moves import everything, moves_of
 
 # The baseline from which a program is planned: op by op, along parts of mesh axes that are few enough.
@@ -112,6 +114,8 @@ class Reconsidered:
         self.graph = prepared(module, setting)
         start = baseline_of(self.graph, setting)
         self._meshes, self.costs = start.placed.meshes, setting.costs
+        self._decided = dict(start.placed.layouts.decided)
+        self._number = {op: number for number, op in enumerate(self.graph.ops)}
         self.program = planning_problem(self.graph, start.placed, setting, start.atoms)
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
@@ -130,6 +134,12 @@ class Reconsidered:
     def op(self, node: int) -> Op | None:
         """The op of a node; None for an argument."""
         return self.program.parts[node].op
+
+    def flops(self, term: Term) -> float:
+        """The floating-point operations, as people count them, of those that a term is about."""
+        op = self.op(term.node)
+        decision = self._decided.get(self._number[op]) if op is not None else None
+        return 0.0 if op is None or decision is None else term.operations * flops_per_operation(op, decision.kind)
 
     def made(self, number: int, choice: Sequence[int]) -> TensorSharding:
         """The layout in which a choice makes a value."""

@@ -51,15 +51,15 @@ class LayoutPrice:
     Attributes:
         cost: by the cost model, in all.
         sent: the part of it that is communication: bytes per device, unless the model says how fast these are sent.
-        operations: of one device.
+        flops: the floating-point operations of one device.
         places: how many values or ops that concerns.
         largest: the largest parts in words.
-        text: `sent` and `operations` in words.
+        text: `sent` and `flops` in words.
     """
 
     cost: float
     sent: float
-    operations: float
+    flops: float
     places: int
     largest: tuple[str, ...]
     text: str
@@ -144,14 +144,20 @@ class Prices:
         more, less = [t for t in terms if t.change > 0], [t for t in terms if t.change < 0]
         return self._side(more, other), self._side(less, one)
 
+    def total(self, terms: Iterable[Term]) -> tuple[float, float]:
+        """The communication of all terms, and how many floating-point operations fewer."""
+        terms = list(terms)
+        sent = sum(term.change for term in terms if not term.operations)
+        return sent, -sum(map(self._seen.flops, terms))
+
     def _side(self, terms: Sequence[Term], paying: Sequence[int]) -> LayoutPrice:
         """Terms that all rise, or all fall; `paying` is the choice that pays them."""
         cost = sum(abs(term.change) for term in terms)
         sent = sum(abs(term.change) for term in terms if not term.operations)
-        operations = sum(abs(term.operations) for term in terms)
-        parts = [*([self.sent(sent)] if sent else []), *([f"{flops_text(operations)} of work"] if operations else [])]
+        flops = sum(abs(self._seen.flops(term)) for term in terms)
+        parts = [*([self.sent(sent)] if sent else []), *([f"{flops_text(flops)} of work"] if flops else [])]
         text = (" and ".join(parts) or "nothing") + (f" in {len(terms)} places" if len(terms) > 1 else "")
-        return LayoutPrice(cost, sent, operations, len(terms), tuple(self._largest(terms, paying)), text)
+        return LayoutPrice(cost, sent, flops, len(terms), tuple(self._largest(terms, paying)), text)
 
     def _largest(self, terms: Sequence[Term], paying: Sequence[int]) -> Iterator[str]:
         """The largest terms, those that read alike together."""
@@ -160,7 +166,7 @@ class Prices:
             found.setdefault(self._term(term, paying), []).append(term)
         by_change = sorted(found.items(), key=lambda item: -sum(abs(term.change) for term in item[1]))
         for text, alike in by_change[:_LARGEST]:
-            work = sum(abs(term.operations) for term in alike)
+            work = sum(abs(self._seen.flops(term)) for term in alike)
             price = flops_text(work) if work else self.sent(sum(abs(term.change) for term in alike))
             yield f"{text} ({price}{f' in {len(alike)}' if len(alike) > 1 else ''})"
 
@@ -249,7 +255,7 @@ class StatedCosts:
             saved, paid = self._prices.difference(best, before)
         if saved.cost - paid.cost <= self._least:
             return ""
-        net, work = saved.sent - paid.sent, saved.operations - paid.operations
+        net, work = saved.sent - paid.sent, saved.flops - paid.flops
         price = f"{self._prices.sent(net)} per device" if net > 0 else f"{flops_text(work)} of work"
         return f"{price}: {', '.join(saved.largest)}"
 
@@ -294,18 +300,11 @@ def _in_all(seen: Reconsidered, capped: Certificate, prices: Prices) -> str:
 
 
 def _lifted(capped: str, changes: Iterable[Term], prices: Prices) -> str:
-    saved, paid = _total(changes)
+    saved, paid = prices.total(changes)
     return (
         f"{capped} than op by op; with CostModel(repeat_work=True) the program would send {prices.sent(saved)} less "
         f"for {flops_text(paid)} more"
     )
-
-
-def _total(terms: Iterable[Term]) -> tuple[float, float]:
-    """The communication of all terms, and how many operations fewer."""
-    terms = list(terms)
-    sent = sum(term.change for term in terms if not term.operations)
-    return sent, -sum(term.operations for term in terms)
 
 
 # Why values have other layouts than op by op: what these save and what they cost; what constraints cost; the bound.
@@ -315,6 +314,10 @@ def _total(terms: Iterable[Term]) -> tuple[float, float]:
 _MOST_NODES, _MOST_TO_REPEAT = 4000, 1000
 """Nodes up to which a plan says its bound, and looks for what repeated work would save, unasked. Measured (2026-11): a
 transformer of 16 layers has 3100; its bound took half as long as its plan did."""
+
+_MOST_REASONS = 50
+"""Choices whose reasons a page has. Guessed: of layers that are alike there is one; each takes as long as to plan some
+of the program again."""
 
 Mark = tuple[str, int | str]
 """What tells a value in another graph of the same program: see `Naming.mark`."""
@@ -396,6 +399,17 @@ class LayoutReasons:
         found.sort(key=lambda item: -len(item[1]))
         for reason, times in Counter(self._reason(*item) for item in found).items():
             yield replace(reason, times=times)
+
+    def every(self) -> Iterator[tuple[frozenset[Mark], LayoutReason]]:
+        """The reasons for all layouts that are not as op by op, with the marks of the values that each is for: those of
+        clusters that are alike, as of layers, once. Those of most clusters first, and no more than some."""
+        found = dict[frozenset[Mark], list[int]]()
+        for number, cluster in enumerate(self._clusters):
+            made = list(self._changed(cluster))
+            found.setdefault(frozenset[Mark]().union(*map(self._marks, made)), []).append(number)
+        for marks, alike in sorted(found.items(), key=lambda item: -len(item[1]))[:_MOST_REASONS]:
+            made = list(self._changed(self._clusters[alike[0]]))
+            yield marks, replace(self._reason(alike[0], made, []), times=len(alike))
 
     def _reason(self, cluster: int, made: Sequence[int], taken: Sequence[int]) -> LayoutReason:
         others = len(list(self._changed(self._clusters[cluster]))) - len(made)

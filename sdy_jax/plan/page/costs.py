@@ -238,9 +238,22 @@ def device_section(record: PlanRecord) -> Section:
         rows.append(("takes", _takes(record.time, record.known)))
     if record.roofline is not None:
         rows.append(("uses", _uses(record.roofline)))
+    if any(each.times for each in record.host):
+        rows.append(("moves", _moves(record)))
     if record.time.origin:
         rows.append((f"costs in {record.time.unit}: {record.time.origin}",))
     return Section("each device", rows, weight=_WEIGHT)
+
+
+def _moves(record: PlanRecord) -> str:
+    """What moves from and to the memory of the host, and how long that takes by its link: `2.0 MiB to the host, 4.0 MiB
+    from the host, 96 us by its link, for which the estimate does not wait`."""
+    out, back = (sum(each.total for each in record.host if each.leaves is leaves) for leaves in (True, False))
+    parts = [f"{bytes_text(out)} to the host"] if out else []
+    parts += [f"{bytes_text(back)} from the host"] if back else []
+    time = seconds_text(record.timeline.host) if record.timeline.host else ""
+    how = f"{time} by its link" if time else "in a time that is not known"
+    return f"{', '.join(parts) or 'some values'}, {how}, for which the estimate does not wait"
 
 
 def _uses(roofline: RecordedRoofline) -> str:

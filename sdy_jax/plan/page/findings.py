@@ -185,7 +185,7 @@ def recomputed_section(record: PlanRecord) -> Section:
     held = _summed((each.type, each.line, each.bytes) for each in again.values)
     ran = _summed((each.op, each.line, each.flops) for each in again.ops)
     rows = [("not held", what, bytes_text(size), line) for what, line, size in held]
-    rows += [("again", what, flops_text(flops), line) for what, line, flops in ran]
+    rows += [("again", what, flops_text(flops) if flops else "", line) for what, line, flops in ran]
     flops = sum(each.flops for each in again.ops)
     title = f"computed again (per device, {flops_text(flops)}, to hold {bytes_text(again.bytes)} less)"
     return Section(title, rows, {2}, 1.0)

@@ -32,8 +32,15 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedRecomputed
-from sdy_jax.plan.record.timeline import RecordedRoofline, RecordedTimeline
+from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedReason, RecordedRecomputed
+from sdy_jax.plan.record.timeline import (
+    RecordedExecution,
+    RecordedLane,
+    RecordedRoofline,
+    RecordedRun,
+    RecordedSlice,
+    RecordedTimeline,
+)
 from sdy_jax.plan.record.transfers import Transfers
 
 # A recorded plan as a page reads it: columns of numbers, and each string, line and layout once.
@@ -100,8 +107,10 @@ class _Columns:
             "pipelines": list(map(_pipeline, record.pipelines)),
             "tried": [[t.microbatches, t.lines, t.time, t.peak, t.fits, t.chosen] for t in record.tried],
             "timeline": self._timeline(record.timeline) if time.unit == "seconds" else None,
+            "run": self._run(record.run) if record.run is not None else None,
             "roofline": _roofline(record.roofline) if record.roofline is not None else None,
             "layouts": layout_choice(time.unit, record.layouts) if record.layouts is not None else None,
+            "reasons": [self._reason(each) for each in record.reasons],
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
         # The tables come last: what is above fills them.
@@ -172,26 +181,44 @@ class _Columns:
             "peak": memory.peak,
             # What an op takes and what it makes are not all there at one moment of it.
             "timeline": [min(size, memory.temporaries) for size in memory.timeline],
+            "always": [[held.kind, held.bytes] for held in memory.border],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
         }
 
     def _buffer(self, buffer: RecordedBuffer) -> list[Any]:
-        return [self._names(buffer.value), buffer.bytes, buffer.first, buffer.last]
+        return [self._names(buffer.value), buffer.bytes, buffer.first, buffer.last, buffer.kind]
 
     def _timeline(self, timeline: RecordedTimeline) -> dict[str, Any]:
-        """The slices by columns; a bucket is its first member."""
-        counts = [len(each.single) for each in self._record.collectives]
-        first = [0, *accumulate(counts)]
+        """The slices by columns."""
         slices = timeline.slices
         return {
-            "lanes": [lane.name for lane in timeline.lanes],
+            "lanes": list(map(_lane, timeline.lanes)),
             "loops": [[loop.op, loop.start, loop.duration, loop.trips] for loop in timeline.loops],
             "starts": timeline.starts,
             "slices": {
                 **{name: [getattr(each, name) for each in slices] for name in _OF_SLICES},
                 "op": _or_none(each.op for each in slices),
-                "collective": [-1 if each.collective is None else first[each.collective] for each in slices],
+                "host": _or_none(each.host for each in slices),
+                "collective": self._first(slices),
             },
+        }
+
+    def _first(self, slices: Sequence[RecordedSlice | RecordedExecution]) -> list[int]:
+        """The collectives that slices are of, by their numbers on the page; a bucket is its first member."""
+        first = [0, *accumulate(len(each.single) for each in self._record.collectives)]
+        return [-1 if each.collective is None else first[each.collective] for each in slices]
+
+    def _run(self, run: RecordedRun) -> dict[str, Any]:
+        slices = run.slices
+        columns = {name: [getattr(each, name) for each in slices] for name in _OF_EXECUTIONS}
+        named = {"instruction": [self._strings(each.instruction) for each in slices]}
+        named |= {"scope": [self._strings(each.scope) for each in slices]}
+        lanes = list(map(_lane, run.lanes))
+        return {
+            "device": run.device,
+            "seconds": run.seconds,
+            "lanes": lanes,
+            "slices": columns | named | {"collective": self._first(slices)},
         }
 
     # What the user says.
@@ -201,6 +228,10 @@ class _Columns:
 
     def _annotation(self, each: RecordedAnnotation) -> list[Any]:
         return [each.kind, each.text, each.type, self._place(each.place)]
+
+    def _reason(self, each: RecordedReason) -> list[Any]:
+        values = [[self._strings(mark.line), self._strings(mark.what)] for mark in each.values]
+        return [values, each.saves, each.costs, each.times]
 
     def _steps(self, said: RecordedPropagation) -> dict[str, Any]:
         text, name = self._strings, self._names
@@ -236,6 +267,12 @@ def _note(note: RecordedNote) -> list[str]:
     return [note.op, note.line, note.message, note.scope]
 
 
+def _lane(lane: RecordedLane) -> str:
+    """What a lane is called."""
+    return f"links: {lane.name}" if lane.axes else lane.name
+
+
+_OF_EXECUTIONS = ("lane", "start", "duration", "backward")
 _OF_SLICES = ("lane", "start", "duration", "times", "hidden", "phase")
 
 
@@ -312,6 +349,7 @@ _SCRIPTS = (
     "details",
     "memory",
     "pipelines",
+    "held",
     "time",
     "compare",
     "search",

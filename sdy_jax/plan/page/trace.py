@@ -21,13 +21,14 @@ from sdy_jax.ir.call_stacks import alike_from_start
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.timeline import RecordedSlice
+from sdy_jax.plan.record.timeline import RecordedExecution, RecordedLane, RecordedRun, RecordedSlice
 
 Event = dict[str, Any]
 
-_PROCESS = 1
+_PROCESS, _MEASURED = 1, 2
 _COMPUTE = 1
-"""The numbers of the process and of its first thread. Chosen: viewers sort by them, and take 0 for an idle process."""
+"""The numbers of the processes, estimated and measured, and of their first thread. Chosen: viewers sort by them, and
+take 0 for an idle process."""
 
 _PLACES = 6
 """Decimals of microseconds. Chosen: picoseconds, of which the shortest ops take some, and no rounding of doubles."""
@@ -97,13 +98,16 @@ class _Trace:
 
     def events(self) -> Iterator[Event]:
         """All events; the metadata comes first."""
-        sent = list(self._links())
+        moved = list(self._links())
+        sent = [each for each in moved if each[0].collective is not None]
         yield from self._metadata()
         yield from self._computing()
-        yield from (event for _, event in sent)
+        yield from (event for _, event in moved)
         yield from self._flows([(each, event["tid"]) for each, event in sent])
         if self._record.memory is not None:
             yield from self._memory(self._record.memory)
+        if self._record.run is not None:
+            yield from self._measured(self._record.run)
 
     # Names of the process and its threads.
 
@@ -115,7 +119,7 @@ class _Trace:
         for lane, threads in sorted(self._threads.items()):
             for number, thread in enumerate(threads):
                 beside = f", {number + 1}" if number else ""
-                yield _named("thread_name", thread, f"links of {self._timeline.lanes[lane].name}{beside}")
+                yield _named("thread_name", thread, f"{_track(self._timeline.lanes[lane])}{beside}")
                 yield _named("thread_sort_index", thread, thread, "sort_index")
 
     # What is computed, and what that waits for, in phases, scopes and loops.
@@ -178,6 +182,9 @@ class _Trace:
         """What a slice says of its op, and of the collective."""
         found: dict[str, Any] = {"phase": each.phase, "executions": each.times}
         found["one execution (us)"] = _microseconds(each.duration / each.times)
+        if each.host is not None:
+            moved = self._record.host[each.host]
+            return found | {"type": moved.type, "bytes": moved.bytes, "line": moved.line, "for": moved.path}
         if each.op is not None:
             op = self._record.ops[each.op]
             found |= {"op": op.kind, "value": ", ".join(op.results), "scope": op.place.scope, "line": op.place.lines}
@@ -191,7 +198,7 @@ class _Trace:
     # What is sent.
 
     def _links(self) -> Iterator[tuple[RecordedSlice, Event]]:
-        """The slices of links, on as many threads of a lane as overlap."""
+        """The slices of links, and what moves from and to the host, on as many threads of a lane as overlap."""
         free, ends = _COMPUTE + 1, dict[int, float]()
         for lane in range(1, len(self._timeline.lanes)):
             threads = self._threads.setdefault(lane, [])
@@ -201,10 +208,14 @@ class _Trace:
                     thread, free = free, free + 1
                     threads.append(thread)
                 ends[thread] = each.end
-                assert each.collective is not None
-                said = _said(self._record.collectives[each.collective])
-                how, start = "hidden" if each.hidden else "exposed", each.start
-                yield each, _complete(f"{said} ({how})", thread, start, each.end, how, self._args(each))
+                how, start = "host" if each.host is not None else "hidden" if each.hidden else "exposed", each.start
+                yield each, _complete(self._moving(each, how), thread, start, each.end, how, self._args(each))
+
+    def _moving(self, each: RecordedSlice, how: str) -> str:
+        if each.host is not None:
+            return self._record.host[each.host].title
+        assert each.collective is not None
+        return f"{_said(self._record.collectives[each.collective])} ({how})"
 
     # From what makes a collective's operand to what takes its result.
 
@@ -230,17 +241,42 @@ class _Trace:
     # What is held.
 
     def _memory(self, memory: RecordedMemory) -> Iterator[Event]:
-        """What a device holds; of ops that begin at one moment what is most."""
-        always = {"arguments": memory.arguments, "results": memory.results - memory.shared}
-        most = dict[float, float]()
-        for start, held in zip(self._timeline.starts, memory.timeline, strict=True):
+        """What a device holds by kind; of ops that begin at one moment what is most."""
+        always = {held.kind: held.bytes for held in memory.border}
+        kinds = memory.temporaries_by(lambda buffer: buffer.kind)
+        most = dict[float, int]()
+        for op, start in enumerate(self._timeline.starts):
             at = _microseconds(start)
-            most[at] = max(most.get(at, 0.0), min(held, memory.temporaries))
-        for at, temporaries in sorted(most.items()):
-            yield _counter("memory (bytes)", at, always | {"temporaries": temporaries})
+            most[at] = max(most.get(at, op), op, key=memory.held_at)
+        for at, op in sorted(most.items()):
+            yield _counter("memory (bytes)", at, always | {kind: sizes[op] for kind, sizes in kinds.items()})
         if memory.available:
             for at in (0.0, _microseconds(self._timeline.total)):
                 yield _counter("memory of a device (bytes)", at, {"limit": memory.available})
+
+    # What was measured, where the step ran: a process of its own below the estimate, with the same tracks.
+
+    def _measured(self, run: RecordedRun) -> Iterator[Event]:
+        tracks, events = list[tuple[int, float]](), list[Event]()
+        for each in run.slices:
+            free = (n for n, (lane, end) in enumerate(tracks) if lane == each.lane and end <= each.start)
+            track = next(free, len(tracks))
+            tracks[track : track + 1] = [(each.lane, each.end)]
+            events.append(self._execution(each, track + 1))
+        name = f"{self._record.name} on one of {self._record.mesh.size} devices, measured"
+        events += [_named("process_name", 0, name), _named("process_labels", 0, run.device, "labels")]
+        for track, (lane, _) in enumerate(tracks):
+            events.append(_named("thread_name", track + 1, _track(run.lanes[lane])))
+            events.append(_named("thread_sort_index", track + 1, len(tracks) * lane + track, "sort_index"))
+        yield from (event | {"pid": _MEASURED} for event in events)
+
+    def _execution(self, each: RecordedExecution, track: int) -> Event:
+        args = {"instruction": each.instruction, "scope": each.scope, "phase": "backward" if each.backward else ""}
+        name = each.scope or each.instruction
+        if each.collective is not None:
+            sent = self._record.collectives[each.collective]
+            name, args = _said(sent), args | _of_collective(sent)
+        return _complete(name, track, each.start, each.end, "measured", args)
 
 
 _TRIP = "one trip, as wide as all of them"
@@ -255,7 +291,7 @@ class _Neighbours:
 
     def __init__(self, record: PlanRecord):
         self._record = record
-        self._slices = [each for each in record.timeline.slices if each.collective is None and each.op is not None]
+        self._slices = [each for each in record.timeline.slices if not each.lane and each.op is not None]
         self._slices.sort(key=lambda each: each.op or 0)
         self._ops = [each.op or 0 for each in self._slices]
         self._made = {name: number for number, op in enumerate(record.ops) for name in op.results}
@@ -280,6 +316,11 @@ class _Neighbours:
         found = self._slices[place]
         parents = (self._record.ops[number].parent for number in (found.op or 0, op))
         return found if len(set(parents)) == 1 else None
+
+
+def _track(lane: RecordedLane) -> str:
+    """What a lane is called."""
+    return f"links of {lane.name}" if lane.axes else lane.name
 
 
 def _named(what: str, thread: int, value: object, key: str = "name") -> Event:

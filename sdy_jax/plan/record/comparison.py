@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,17 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from sdy_jax.base.errors import SdyError, with_article
-from sdy_jax.plan.record.differences import Amount, BorderChange, Cause, CollectiveChange, PlanDiff, ValueChange
+from sdy_jax.ir.jax_shardings import count_text
+from sdy_jax.plan.record.differences import (
+    Amount,
+    BorderChange,
+    Cause,
+    CollectiveChange,
+    PlanDiff,
+    ValueChange,
+    alike,
+    folded,
+)
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
     RecordedBorder,
@@ -291,8 +300,9 @@ def _type(border: RecordedBorder) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    found = [name + count_text(count) for _, name, count in alike(names, lambda name: (name,))]
+    more = len(found) - _NAMED
+    return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _surroundings(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:
@@ -408,12 +418,7 @@ def _collectives(old: RecordedPlan, new: RecordedPlan) -> Iterator[CollectiveCha
 
 def _alike(c: RecordedCollective | None) -> Hashable:
     """Equal for collectives that are listed in one line: of equal layers, at one line."""
-    return None if c is None else (_what(c), folded_scope(c.place.scope), c.place.line, c.cause)
-
-
-def folded_scope(scope: str) -> str:
-    """`layer_*/mlp` for `layer_3/mlp`."""
-    return re.sub(r"\d+", "*", scope)
+    return None if c is None else (_what(c), folded(c.place.scope), c.place.line, c.cause)
 
 
 # Values.

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sdy_jax.ir.jax_shardings import bytes_text, count_text, flops_text, seconds_text
 from sdy_jax.plan.record.program import RecordedCollective
 
+T = TypeVar("T")
+
 _LISTED = 20
 """Lines per table. Chosen: for a reader."""
 
+_ALIKE = 3
+"""Paths that differ in numbers alone from which on they are one line. Chosen: two are read as fast."""
+
+
+def folded(name: str) -> str:
+    """`layer_*/mlp` for `layer_3/mlp`, `layers[*].up` for `layers[3].up`."""
+    return re.sub(r"\d+", "*", name)
+
+
+def alike(entries: Iterable[T], key: Callable[[T], tuple[str, ...]]) -> Iterator[tuple[T, str, int]]:
+    """Entries with their names and how many they are: of those with one key, whose first part is the name with its
+    numbers, that are alike but for these, the first one.
+
+    >>> list(alike(["a", "w[0]", "w[1]", "w[2]"], lambda name: (name,)))
+    [('a', 'a', 1), ('w[0]', 'w[*]', 3)]
+    """
+    groups: dict[tuple[str, ...], list[T]] = {}
+    for entry in entries:
+        name, *rest = key(entry)
+        groups.setdefault((folded(name), *rest), []).append(entry)
+    for (name, *_), group in groups.items():
+        if len(group) < _ALIKE:
+            yield from ((entry, key(entry)[0], 1) for entry in group)
+        else:
+            yield group[0], name, len(group)
+
 
 _LITTLE = 0.01
-"""The share by which operations may differ without that being written. Given: it says a percent."""
+"""The share by which a figure may differ without the share being written. Given: it says a percent."""
+
+_TIMES = 2.0
+"""How many times as much is said so, and no more in percent. Chosen: people read "12 times" faster than "+1100%"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +164,7 @@ def diff_text(found: PlanDiff) -> str:
         f"plan of {found.name}: differences",
         _section("caused by", [str(cause) for cause in found.causes]),
         _section("costs per device", [_amount(amount) for amount in found.amounts]),
-        _section("arguments and results", [_border(change) for change in found.border]),
+        _section("arguments and results", list(_borders(found.border))),
         _section("collectives", list(_collectives(found.collectives))),
         _section("values", [_value(change) for change in found.values]),
     ]
@@ -157,15 +190,29 @@ def _amount(amount: Amount) -> str:
     change = amount.after - amount.before
     if not change:
         return f"{text(amount.after)} {amount.name}, as before"
-    if amount.unit == "flop" and abs(change) < _LITTLE * amount.before:
+    if abs(change) < _LITTLE * amount.before:
         return f"{text(amount.after)} {amount.name}, within a percent of before"
-    share = f", {change / amount.before:+.0%}" if amount.before else ""
+    share = f", {_share(amount.before, amount.after)}" if amount.before else ""
     sign = "+" if change > 0 else "-"
     return f"{text(amount.before)} -> {text(amount.after)} {amount.name} ({sign}{text(abs(change))}{share})"
 
 
-def _border(change: BorderChange) -> str:
-    name = change.path if change.side == "result" else f"{change.side} {change.path}"
+def _share(before: float, after: float) -> str:
+    """`+6%`, `-12%`, `2.5 times`, `12 times`."""
+    times = after / before
+    if times < _TIMES:
+        return f"{times - 1:+.0%}"
+    return f"{times:.1f} times" if round(times, 1) < 10 else f"{times:,.0f} times"
+
+
+def _borders(changes: Sequence[BorderChange]) -> Iterator[str]:
+    """Those of layers that are alike are one."""
+    for change, path, count in alike(changes, lambda c: (c.path, c.side, c.before or "", c.after or "")):
+        yield _border(change, path + count_text(count))
+
+
+def _border(change: BorderChange, path: str) -> str:
+    name = path if change.side == "result" else f"{change.side} {path}"
     if change.before is None or change.after is None:
         return f"{'+' if change.before is None else '-'} {name}  {change.before or change.after}"
     return f"~ {name}  {change.before} -> {change.after}"
@@ -176,7 +223,8 @@ def _collectives(changes: Sequence[CollectiveChange]) -> Iterator[str]:
         if not change.sends:
             continue
         one = change.one
-        where = f"{one.place.line}{f' in {one.place.scope}' if one.place.scope and change.count == 1 else ''}"
+        scope = one.place.scope if change.count == 1 else folded(one.place.scope)
+        where = f"{one.place.line}{f' in {scope}' if scope else ''}"
         yield f"{_sign(change)} {_moved(change)}{count_text(change.count)}  {where} for {one.cause}"
     if silent := sum(change.count for change in changes if not change.sends):
         yield f"and {silent} slice{'s' if silent > 1 else ''} and the like, which send nothing"

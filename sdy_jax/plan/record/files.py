@@ -196,6 +196,9 @@ def _to_ops(record: PlanRecord) -> Iterator[tuple[str, int]]:
     for number, value in enumerate(record.values):
         if value.op is not None:
             yield f"plan.values[{number}].op", value.op
+    for number, moved in enumerate(record.host):
+        if moved.op is not None:
+            yield f"plan.host[{number}].op", moved.op
     yield from _of_collectives(record.collectives, "plan.collectives")
 
 

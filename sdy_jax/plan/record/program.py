@@ -4,7 +4,9 @@ pipelines, and the steps of propagation. See `record.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 # The mesh, lines of source, arguments, results and annotations of a recorded plan: see `record.py`.
 
@@ -292,12 +294,32 @@ class RecordedOp:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBuffer:
-    """The memory of a value: from which op to which, both included, by their indices."""
+    """The memory of a value.
+
+    Attributes:
+        value: its name.
+        bytes: on a device.
+        first, last: from which op to which it is held, both included, by their indices.
+        kind: "activations" that are kept for the backward pass, "recomputed" in it, "gathered" from other devices,
+            "gradients" until the update, else "temporaries".
+        op: the index of the op that makes it.
+    """
 
     value: str
     bytes: float
     first: int
     last: int
+    kind: str = "temporaries"
+    op: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHeld:
+    """What is held all the time: "weights", "optimizer state" (what the update alone reads), other "arguments", and
+    "results" that do not lie in donated arguments."""
+
+    kind: str
+    bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +329,7 @@ class RecordedMemory:
     `timeline` has the bytes of temporaries that are live while each of the ops runs; `buffers` are those temporaries,
     so that the ones at any op are found; `largest` those at the peak, largest first. `results` are the bytes of all
     results, `shared` those of them in the memory of donated arguments. `available`: what a device has for the program;
-    0 where that is not known.
+    0 where that is not known. `always`: arguments and results by kind.
     """
 
     arguments: float = 0.0
@@ -318,6 +340,32 @@ class RecordedMemory:
     buffers: tuple[RecordedBuffer, ...] = ()
     largest: tuple[RecordedBuffer, ...] = ()
     available: float = 0.0
+    always: tuple[RecordedHeld, ...] = ()
+
+    @property
+    def border(self) -> tuple[RecordedHeld, ...]:
+        """`always`; of plans that were saved before there were kinds, arguments and results."""
+        both = RecordedHeld("arguments", self.arguments), RecordedHeld("results", self.own_results)
+        return self.always or tuple(held for held in both if held.bytes)
+
+    def held_at(self, op: int) -> float:
+        """All that a device holds while an op runs. What the op takes and what it makes are not all there at one moment
+        of it: never more than the peak."""
+        return self.peak - self.temporaries + min(self.timeline[op], self.temporaries)
+
+    def temporaries_by(self, label: Callable[[RecordedBuffer], str]) -> dict[str, tuple[float, ...]]:
+        """The temporaries that are held while each of the ops runs, by some label: together with arguments and results
+        as much as `held_at` says. Where an op's are not all there at one moment, each label has its share."""
+        changes: dict[str, list[float]] = {}
+        for buffer in self.buffers:
+            own = changes.setdefault(label(buffer), [0.0] * (len(self.timeline) + 1))
+            own[buffer.first] += buffer.bytes
+            own[buffer.last + 1] -= buffer.bytes
+        shares = [min(1.0, self.temporaries / size) if size else 1.0 for size in self.timeline]
+        return {
+            name: tuple(size * share for size, share in zip(accumulate(own[:-1]), shares, strict=True))
+            for name, own in changes.items()
+        }
 
     @property
     def own_results(self) -> float:
@@ -349,8 +397,10 @@ class RecordedHostMemory:
         type: with axes where the layout is known.
         bytes: of a device's block; 0 where the layout is not known.
         line: which moves it.
-        times, times_known: as of a collective.
+        times, times_known: as of a collective; 0 of what lies there and is moved by what stands for itself.
         backward: it moves in a derivative's backward pass.
+        op: the index of the op behind which it moves to the host, or before which to devices; None before the program,
+            and behind it.
     """
 
     what: str
@@ -361,6 +411,22 @@ class RecordedHostMemory:
     times: int = 1
     times_known: bool = True
     backward: bool = False
+    op: int | None = None
+
+    @property
+    def total(self) -> float:
+        """The bytes that it moves per call."""
+        return self.bytes * self.times
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it moves to the host; else it comes to devices."""
+        return self.what in ("result", "to the host")
+
+    @property
+    def title(self) -> str:
+        """Which way it moves."""
+        return "to the host" if self.leaves else "to devices"
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,8 @@ class PlanRecord(RecordedPlan):
         timeline: when ops compute and collectives are sent, over one step.
         roofline: what of a device's peaks that uses; None where the cost model knows no time.
         host: what lies in the memory of the host, and what moves from and to it.
+        reasons: why values have other layouts than op by op, where that was asked for with the steps.
+        run: what the step took when `Plan.analyze` ran it last, if it did. Records with and without it are equal.
         tried: the numbers of microbatches of which the planner took one, with what plans with them take.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
         choices: all that was searched for, from which `partition(plan=)` makes the plan again; in files, and where they
@@ -183,7 +185,8 @@ def reviewed(record: PlanRecord) -> PlanRecord:
     if memory is not None:
         memory = replace(memory, timeline=(), buffers=(), largest=())
     collectives = tuple(map(_alone, record.collectives))
-    return replace(record, ops=(), values=(), memory=memory, collectives=collectives, timeline=NO_TIMELINE)
+    kept = replace(record, memory=memory, collectives=collectives)
+    return replace(kept, ops=(), values=(), timeline=NO_TIMELINE, run=None)
 
 
 def _alone(collective: RecordedCollective) -> RecordedCollective:

@@ -20,19 +20,15 @@ from sdy_jax.lowering.ops.collectives.written import device_pairs
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.facts.loops import Executions, executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
-from sdy_jax.lowering.planner.memory.live_ranges import peak_and_buffers
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.estimates import Decided, Work
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.names import Names, Places, Tensors
 from sdy_jax.plan.record.program import (
     RecordedBranch,
-    RecordedBuffer,
     RecordedCollective,
     RecordedKernel,
-    RecordedMemory,
     RecordedOp,
     RecordedPipeline,
     RecordedRow,
@@ -115,17 +111,6 @@ class OpRecords:
             yield from op.results
             if is_data_flow(op):
                 yield from (value for block in op.blocks for value in block.arguments)
-
-    def memory(self, target: Target, available: float) -> RecordedMemory:
-        """What a device holds, of what it has."""
-        peak, buffers = peak_and_buffers(self.graph, target)
-        held = [RecordedBuffer(self.names.of(b.value), b.bytes, b.first, b.last) for b in buffers]
-        spans = {(buffer.value, buffer.bytes): buffer for buffer in held}
-        largest = [spans[self.names.of(live.value), live.bytes] for live in peak.live]
-        timeline = tuple(size for _, size in peak.at)
-        return RecordedMemory(
-            peak.arguments, peak.results, peak.bytes, peak.shared, timeline, tuple(held), tuple(largest), available
-        )
 
 
 def ops_in(block: Block) -> Iterator[Op]:

@@ -24,7 +24,7 @@ from sdy_jax.plan.record.program import (
     RecordedTried,
     RecordedValue,
 )
-from sdy_jax.plan.record.timeline import NO_TIMELINE, RecordedRoofline, RecordedTimeline
+from sdy_jax.plan.record.timeline import NO_TIMELINE, RecordedRoofline, RecordedRun, RecordedTimeline
 from sdy_jax.plan.record.transfers import Transfers, transfers_by_kind, transfers_of
 
 # The choices of a recorded plan: all that was searched for, from which the program is partitioned again: see
@@ -352,6 +352,27 @@ class RecordedLayouts:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedMark:
+    """What tells values: the line of the op that makes them and their type without axes; of arguments and results no
+    line, and their path."""
+
+    line: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReason:
+    """Why values have other layouts than op by op: one choice for all of them, which saves and costs something beside
+    what the program would pay if they were as op by op, and what is around them made the best of that; how many such
+    choices there are, as in layers that are alike."""
+
+    values: tuple[RecordedMark, ...]
+    saves: str
+    costs: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedMeasured:
     """What a plan with some layouts of the border takes beside what is hidden, sends and holds."""
 
@@ -404,7 +425,7 @@ class RecordedNotHeld:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAgain:
-    """An op that runs once more, its line, and the operations of a device for that, per call."""
+    """An op that runs once more, its line, and the floating-point operations of a device for that, per call."""
 
     op: str
     line: str
@@ -472,6 +493,8 @@ class RecordedPlan(Printed):
     timeline: RecordedTimeline = NO_TIMELINE
     roofline: RecordedRoofline | None = None
     host: tuple[RecordedHostMemory, ...] = ()
+    reasons: tuple[RecordedReason, ...] = ()
+    run: RecordedRun | None = field(default=None, compare=False)
     choices: RecordedChoices | None = field(default=None, compare=False)
     is_edited: bool = field(default=False, compare=False)
 

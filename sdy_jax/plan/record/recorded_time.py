@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from sdy_jax.ir.graph import Block, Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
 from sdy_jax.lowering.targets.axis_rates import cut
 from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.target import machines
 from sdy_jax.plan.estimates import flops
 from sdy_jax.plan.questions import Answers
+from sdy_jax.plan.record.program import RecordedHostMemory
 from sdy_jax.plan.record.recorded_ops import OpRecords
 from sdy_jax.plan.record.timeline import (
     RecordedLane,
@@ -25,17 +28,15 @@ from sdy_jax.plan.record.timeline import (
 
 # The timeline.
 
-COMPUTE = RecordedLane("compute")
+COMPUTE, HOST = RecordedLane("compute"), RecordedLane("host")
 
 
-def timeline_record(plan: Answers, ops: OpRecords | None) -> RecordedTimeline:
-    """When ops compute and collectives are sent."""
+def timeline_record(plan: Answers, ops: OpRecords | None, phases: Mapping[Op, str]) -> RecordedTimeline:
+    """When ops compute and collectives are sent; `phases`: those of ops."""
     placed, index = plan.placed_in_time, ops.index if ops is not None else {}
-    of_links = [_links(record, plan.program.mesh) for record in plan.collectives]
-    used = {of_links[each.collective] for each in placed.slices if each.collective is not None}
-    lanes = (COMPUTE, *sorted(used, key=lambda lane: (len(lane.axes), lane.axes)))
+    of_links = [links_of(record, plan.program.mesh) for record in plan.collectives]
+    lanes = lanes_of({of_links[each.collective] for each in placed.slices if each.collective is not None})
     number = {lane: n for n, lane in enumerate(lanes)}
-    phases = phases_of(ops) if ops is not None else {}
 
     def recorded(each: Slice) -> RecordedSlice:
         lane = 0 if each.collective is None else number[of_links[each.collective]]
@@ -47,6 +48,11 @@ def timeline_record(plan: Answers, ops: OpRecords | None) -> RecordedTimeline:
     loops = (_loop(each, index) for each in placed.loops if each.op in index)
     starts = tuple(_starts(ops.order, placed.starts)) if ops is not None else ()
     return RecordedTimeline(lanes, slices, tuple(loops), starts)
+
+
+def lanes_of(used: Iterable[RecordedLane]) -> tuple[RecordedLane, ...]:
+    """Compute, and the links that are used, those of fewer axes first."""
+    return COMPUTE, *sorted(set(used), key=lambda lane: (len(lane.axes), lane.axes))
 
 
 def _loop(each: Repeated, index: Mapping[Op, int]) -> RecordedLoop:
@@ -61,7 +67,7 @@ def _starts(order: Sequence[Op], known: Mapping[Op, float]) -> Iterator[float]:
         yield at
 
 
-def _links(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
+def links_of(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
     """The links over which a collective runs: of whole axes, in mesh order. Devices that are permuted may send along
     any."""
     names = {axis.name for axis in record.axes} or set(mesh.axis_names)
@@ -69,33 +75,33 @@ def _links(record: CollectiveRecord, mesh: Mesh) -> RecordedLane:
     return RecordedLane(", ".join(axes), axes)
 
 
-# Forward pass, backward pass, and what comes behind: the update of weights.
+# What moves from and to the host.
 
 
-def phases_of(ops: OpRecords) -> dict[Op, str]:
-    """The phases of a program's ops; none where nothing is of a backward pass. An op is of the update if it depends on
-    one of the backward pass, and is none itself; what is in a loop of one phase is of that phase, but for loops that
-    hold a whole step, as those that add up gradients."""
-    found = dict[Op, str]()
-    _phases(ops, ops.graph.main.blocks[0], "forward", found)
-    return found if "backward" in found.values() else {}
+def with_host(timeline: RecordedTimeline, host: Sequence[RecordedHostMemory], costs: CostModel) -> RecordedTimeline:
+    """With what moves from and to the memory of the host on a lane of its own, at the rate of the host's link: in each
+    direction one after the other, as soon as the op is there beside which it moves."""
+    moving = [(number, each) for number, each in enumerate(host) if each.times]
+    if not moving:
+        return timeline
+    known = machines().get(costs.machine)
+    rate, lane = (known.links.host if known is not None and costs.unit == "seconds" else 0.0), len(timeline.lanes)
+    ends = {each.op: each.end for each in timeline.slices if not each.lane}
+    free, found = [0.0, 0.0], list[RecordedSlice]()
+    for asked, number, each in sorted((_asked(each, timeline, ends), number, each) for number, each in moving):
+        start, duration = max(asked, free[each.leaves]), each.total / rate if rate else 0.0
+        free[each.leaves] = start + duration
+        found.append(RecordedSlice(lane, start, duration, each.times, each.op, hidden=True, host=number))
+    slices = sorted([*timeline.slices, *found], key=lambda each: each.start)
+    return replace(timeline, lanes=(*timeline.lanes, HOST), slices=tuple(slices))
 
 
-def _phases(ops: OpRecords, block: Block, around: str, found: dict[Op, str]) -> bool:
-    """Finds the phases of a block's ops, and whether any is of the backward pass."""
-    behind, any_backward = set[Op](), False
-    for op in block.ops:
-        if op not in ops.index:
-            continue
-        is_behind = any(value.defining_op in behind for value in op.operands)
-        is_backward = around == "backward" or ops.names.place(op).backward
-        found[op] = "backward" if is_backward else "update" if is_behind else around
-        inside = [_phases(ops, inner, found[op], found) for inner in op.blocks]
-        if is_backward or any(inside):
-            any_backward = True
-        if is_backward or is_behind or any(inside):
-            behind.add(op)
-    return any_backward
+def _asked(each: RecordedHostMemory, timeline: RecordedTimeline, ends: Mapping[int | None, float]) -> float:
+    """When something may begin to move."""
+    if each.op is None:
+        return timeline.total if each.leaves else 0.0
+    start = timeline.starts[each.op]
+    return ends.get(each.op, start) if each.leaves else start
 
 
 # The roofline.
@@ -129,7 +135,7 @@ def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[Recorded
     between hosts, at that of the network."""
     mesh, sent = plan.program.mesh, {lane: list[tuple[float, float]]() for lane in lanes}
     for record in plan.collectives:
-        if record.wire_bytes and (lane := _links(record, mesh)) in sent:
+        if record.wire_bytes and (lane := links_of(record, mesh)) in sent:
             wire = record.estimated_times * record.wire_bytes
             sent[lane].append((wire, wire / _bandwidth(record, mesh, plan.costs)))
     for lane, found in sent.items():

@@ -27,12 +27,13 @@ from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.border import BoundaryValue, pasted
 from sdy_jax.plan.digests import fingerprint_of
 from sdy_jax.plan.estimates import flops
-from sdy_jax.plan.explanations.layout_reasons import RESULTS
+from sdy_jax.plan.explanations.layout_reasons import RESULTS, Mark
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.host_memory import host_memory
 from sdy_jax.plan.record.names import Names, Places, Tensors, frame_of
+from sdy_jax.plan.record.phases import locations_again, phases_of
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
     RecordedAxis,
@@ -49,6 +50,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
+from sdy_jax.plan.record.recorded_memory import memory_record
 from sdy_jax.plan.record.recorded_ops import CollectiveRecords, OpRecords, PipelineRecords, key_of, ops_in, tried
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
@@ -57,14 +59,16 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedComparedMesh,
     RecordedInParts,
     RecordedLayouts,
+    RecordedMark,
     RecordedMeasured,
     RecordedNote,
     RecordedNotHeld,
     RecordedPadding,
+    RecordedReason,
     RecordedRecomputed,
     RecordedTime,
 )
-from sdy_jax.plan.record.recorded_time import roofline_record, timeline_record
+from sdy_jax.plan.record.recorded_time import roofline_record, timeline_record, with_host
 from sdy_jax.plan.stages import input_names
 from sdy_jax.shardy.propagation.explanations import Write, has_axis
 from sdy_jax.shardy.propagation.worklist import NO_VALUE, FunctionResult, ValueIds
@@ -164,9 +168,12 @@ def record_of(plan: Answers) -> PlanRecord:
     arguments = border.arguments()
     records = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
     collectives = tuple(records.of(plan.collectives, plan.totals.counted))
-    planned, timeline, results = plan.planned_with, timeline_record(plan, ops), border.results()
+    again = locations_again(plan)
+    phases = phases_of(ops, again) if ops is not None else {}
+    planned, timeline, results = plan.planned_with, timeline_record(plan, ops, phases), border.results()
     made = tuple(ops.ops(plan.work_by_op, plan.costs)) if ops is not None else ()
     values = tuple(ops.values(plan.stages["propagated"])) if ops is not None else ()
+    host = tuple(host_memory(program, arguments[count:], results, values, made))
     return PlanRecord(
         name=plan.name,
         headline=plan.headline,
@@ -182,7 +189,7 @@ def record_of(plan: Answers) -> PlanRecord:
         collectives=collectives,
         ops=made,
         values=values,
-        memory=_memory(plan, ops) if ops is not None else None,
+        memory=_memory(plan, ops, phases, again) if ops is not None else None,
         time=_time(plan),
         notes=tuple(map(_note, plan.notes)),
         dear=tuple(_note(note) for note in plan.dear_constraints if note.op != RESULTS),
@@ -199,9 +206,9 @@ def record_of(plan: Answers) -> PlanRecord:
         blocked=tuple(map(_in_parts, plan.blocked)),
         pipelines=tuple(PipelineRecords(plan, places, ops, collectives).all()) if ops is not None else (),
         tried=tuple(tried(plan.decided)),
-        timeline=timeline,
+        timeline=with_host(timeline, host, plan.costs),
         roofline=roofline_record(plan, timeline),
-        host=tuple(host_memory(program, arguments[count:], results, values, made)),
+        host=host,
     )
 
 
@@ -229,11 +236,10 @@ def _ops(plan: Answers, places: Places) -> tuple[Tensors, OpRecords | None]:
     return tensors, OpRecords(plan.graph, tensors, Names(plan.graph, places, input_names(program)))
 
 
-def _memory(plan: Answers, ops: OpRecords) -> RecordedMemory:
+def _memory(plan: Answers, ops: OpRecords, phases: Mapping[Op, str], again: frozenset[str]) -> RecordedMemory:
     planned = plan.planned_with
-    if planned is None:
-        return ops.memory(Target(), available=0.0)
-    return ops.memory(planned.target, planned.available)
+    target, available = (Target(), 0.0) if planned is None else (planned.target, planned.available)
+    return memory_record(ops, phases, again, target, available)
 
 
 def _recomputed(found: Recomputed) -> RecordedRecomputed:
@@ -241,7 +247,7 @@ def _recomputed(found: Recomputed) -> RecordedRecomputed:
         RecordedNotHeld(type_text(each.dtype, each.shape, None), short_source(each.source), each.bytes)
         for each in found.values
     )
-    ops = (RecordedAgain(each.op.rpartition(".")[2], short_source(each.source), each.operations) for each in found.ops)
+    ops = (RecordedAgain(each.op.rpartition(".")[2], short_source(each.source), each.flops) for each in found.ops)
     return RecordedRecomputed(tuple(values), tuple(ops), found.bytes)
 
 
@@ -334,6 +340,32 @@ def steps_of(plan: Answers) -> RecordedPropagation:
     ops = OpRecords(graph, tensors, Names(graph, places, inputs))
     names = _names(plan.explanation, ops, inputs)
     return _StepRecords(plan.explanation, names, [v.path for v in plan.results], places, tensors).propagation()
+
+
+_MOST_OPS = 4000
+"""Ops up to which a page says what layouts save. Guessed, as for what a plan says unasked: its model is made again."""
+
+
+def reasons_of(plan: Answers) -> tuple[RecordedReason, ...]:
+    """Why the values of a plan have other layouts than op by op; of large programs nothing."""
+    if plan.layouts is None or not plan.layouts.chosen or len(plan.graph.ops) > _MOST_OPS:
+        return ()
+    arguments, results = ([value.path for value in side] for side in (_inputs(plan), plan.results))
+    paths = {"argument": arguments, "result": results}
+
+    def marked(mark: Mark) -> RecordedMark:
+        line, what = mark
+        return RecordedMark("", paths[line][what]) if isinstance(what, int) else RecordedMark(short_source(line), what)
+
+    return tuple(
+        RecordedReason(tuple(sorted(map(marked, marks), key=str)), str(each.saves), str(each.costs), each.times)
+        for marks, each in plan.reasons()
+        if marks and each.saves.cost > each.costs.cost
+    )
+
+
+def _inputs(plan: Answers) -> list[BoundaryValue]:
+    return [*plan.constants, *plan.arguments]
 
 
 class _StepRecords:

@@ -11,11 +11,12 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class RecordedLane:
-    """What does one thing at a time: the compute units of a device, or its links along some mesh axes.
+    """What does one thing at a time: the compute units of a device, its links along some mesh axes, or the link to the
+    memory of its host.
 
     Attributes:
-        name: "compute", or the axes, `data`, `data, model`.
-        axes: the mesh axes of links; none of compute.
+        name: "compute", "host", or the axes, `data`, `data, model`.
+        axes: the mesh axes of links; none of compute and of the host.
     """
 
     name: str
@@ -35,6 +36,8 @@ class RecordedSlice:
         collective: the index in `PlanRecord.collectives` of what is sent; None where an op computes.
         hidden: it is sent while something is computed; else everything waits for it.
         phase: "forward", "backward" or "update"; empty where the program has no backward pass.
+        host: the index in `PlanRecord.host` of what moves from or to the host. The estimate of a step waits for none of
+            that; it takes no time where the rate of the host's link is not known.
     """
 
     lane: int
@@ -45,6 +48,7 @@ class RecordedSlice:
     collective: int | None = None
     hidden: bool = False
     phase: str = ""
+    host: int | None = None
 
     @property
     def end(self) -> float:
@@ -71,7 +75,7 @@ class RecordedTimeline:
     long as `PlanRecord.time` says. A conditional's branches stand one after the other, as the estimate counts them.
 
     Attributes:
-        lanes: compute first, then links.
+        lanes: compute first, then links, at last the host's where something moves from or to it.
         slices: in the order in which they start.
         loops: outer ones before those in them.
         starts: when each of `PlanRecord.ops` begins.
@@ -89,7 +93,7 @@ class RecordedTimeline:
     @property
     def compute(self) -> float:
         """The time of all work."""
-        return math.fsum(each.duration for each in self.slices if each.collective is None)
+        return math.fsum(each.duration for each in self.slices if not each.lane)
 
     @property
     def communication(self) -> float:
@@ -99,7 +103,12 @@ class RecordedTimeline:
     @property
     def hidden(self) -> float:
         """Of that, what is sent while something is computed."""
-        return math.fsum(each.duration for each in self.slices if each.hidden)
+        return math.fsum(each.duration for each in self.slices if each.hidden and each.host is None)
+
+    @property
+    def host(self) -> float:
+        """The time of all that moves from and to the host, in both directions."""
+        return math.fsum(each.duration for each in self.slices if each.host is not None)
 
     @property
     def total(self) -> float:
@@ -121,6 +130,53 @@ class RecordedTimeline:
 
 NO_TIMELINE = RecordedTimeline()
 """Of plans that were saved before there were any."""
+
+# What a step took when it ran.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedExecution:
+    """What a lane did when the step ran.
+
+    Attributes:
+        lane: its number in `RecordedRun.lanes`.
+        start, duration: in seconds, from the beginning of the call.
+        instruction: of the compiled program, as profilers call it.
+        scope: the name scopes of the op that it is of; may be empty.
+        backward: it is of a derivative's backward pass.
+        collective: the index in `PlanRecord.collectives` of what is sent; None of what computes.
+    """
+
+    lane: int
+    start: float
+    duration: float
+    instruction: str
+    scope: str = ""
+    backward: bool = False
+    collective: int | None = None
+
+    @property
+    def end(self) -> float:
+        """When it ends."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One call on one device, as jax's profiler saw it: what `Plan.analyze` ran.
+
+    Attributes:
+        device: its kind.
+        seconds: of a call without the profiler, the median of some.
+        lanes: compute first, then links, as of `RecordedTimeline`.
+        slices: in the order in which they start. Those of a lane may overlap.
+    """
+
+    device: str
+    seconds: float
+    lanes: tuple[RecordedLane, ...] = ()
+    slices: tuple[RecordedExecution, ...] = ()
+
 
 # How much of what the machine can do is used.
 

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import tempfile
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
-from timed_plans import LAYERS, TIMED, step_of_layers
+from page_in_node import NODE, shown
+from timed_plans import H100, LAYERS, TIMED, offloading, ran, step_of_layers
 
 import sdy_jax as sdy
-from sdy_jax.plan.page.html import _SCRIPTS, _asset, columns, page
+from sdy_jax.plan.page.html import columns, page
 from sdy_jax.plan.record.record import PlanRecord
 
-NODE = shutil.which("node")
 in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
-
-BEFORE = """
-globalThis.document = { getElementById: () => ({ namespaceURI: "", replaceChildren() {}, textContent: "" }),
-  createElement: (tag) => new Element(tag), createElementNS: (_, tag) => new Element(tag), addEventListener() {} };
-globalThis.window = { devicePixelRatio: 1 };
-globalThis.ResizeObserver = class { observe() {} };
-globalThis.requestAnimationFrame = (draw) => { draw(); return 0; };
-globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => name });
-"""
 
 
 @cache
@@ -36,26 +21,12 @@ def record_of(name: str) -> PlanRecord:
     return TIMED[name]().record()
 
 
-def run(record: PlanRecord, body: str) -> Any:
-    """What a script says, as JSON, that runs when the view of a plan is shown."""
-    assert NODE is not None
-    scripts = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS if name != "main")
-    stubs = (Path(__file__).parents[2] / "helpers" / "time_view.mjs").read_text()
-    read = "import { readFileSync } from 'node:fs';\nconst given = JSON.parse(readFileSync(0));\n"
-    text = f"{read}{BEFORE}\n{stubs}\n{scripts}\nruns(given, (view) => console.log(JSON.stringify(({body}))));"
-    data = json.dumps(columns(record), default=float)
-    with tempfile.NamedTemporaryFile("w", suffix=".mjs") as script:
-        script.write(text)
-        script.flush()
-        done = subprocess.run([NODE, script.name], input=data, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @in_node
 def test_rows_are_phases_scopes_compute_and_links() -> None:
     record = record_of("layers on TPUs")
-    rows = run(record, "timeView.timing.rows.map((row) => [row.name, row.boxes.map((b) => [b.label, b.start, b.end])])")
+    rows = shown(
+        record, "timeView.timing.rows.map((row) => [row.name, row.boxes.map((b) => [b.label, b.start, b.end])])"
+    )
     names = [name for name, _ in rows]
     assert names[0] == "phases" and "compute" in names
     assert [name for name in names if name.startswith("links")] == [
@@ -76,7 +47,7 @@ def test_rows_are_phases_scopes_compute_and_links() -> None:
 @in_node
 def test_what_is_hidden_is_told_from_what_is_waited_for() -> None:
     record = record_of("layers, over a network")
-    rows = run(
+    rows = shown(
         record,
         "timeView.timing.rows.filter((r) => r.name.startsWith('links') || !r.name).flatMap((r) => r.boxes)"
         ".filter((b) => b.slice).map((b) => [b.kind, b.end - b.start])",
@@ -85,13 +56,13 @@ def test_what_is_hidden_is_told_from_what_is_waited_for() -> None:
     exposed = sum(time for kind, time in rows if kind == "exposed")
     assert hidden == pytest.approx(record.time.hidden) and hidden > 0
     assert exposed == pytest.approx(record.time.communication - record.time.hidden)
-    drawn = run(record, "drawn.boxes.map((box) => box[0])")
+    drawn = shown(record, "drawn.boxes.map((box) => box[0])")
     assert {"--time-hidden", "--time-exposed", "--time-compute", "--time-forward", "--time-backward"} <= set(drawn)
 
 
 @in_node
 def test_a_loop_is_one_trip_with_a_multiplier() -> None:
-    labels = run(
+    labels = shown(
         record_of("a loop"), "timeView.timing.rows.flatMap((r) => r.boxes).filter((b) => b.trips).map((b) => b.label)"
     )
     assert labels == [f"while × {LAYERS}"] * 2
@@ -101,24 +72,61 @@ def test_a_loop_is_one_trip_with_a_multiplier() -> None:
 def test_memory_is_on_the_axis_of_time_with_the_limit() -> None:
     record = record_of("layers on TPUs")
     assert record.memory is not None
-    points, texts = run(record, "[timeView.points, drawn.texts.map(([text]) => text)]")
-    assert max(size for _, size in points) == pytest.approx(record.memory.temporaries)
+    body = "[timeView.held.points.map((p) => [p.at, p.sizes]), drawn.texts.map(([text]) => text)]"
+    points, texts = shown(record, body)
+    assert max(sum(sizes) for _, sizes in points) == pytest.approx(record.memory.peak)
     assert [at for at, _ in points] == sorted(at for at, _ in points)
     assert points[0][0] >= 0 and points[-1][0] <= record.time.total * (1 + 1e-9)
     assert any(text.startswith("peak ") for text in texts) and any(text.startswith("of ") for text in texts)
 
 
 @in_node
+@pytest.mark.parametrize("by", ["kind", "scope"])
+def test_layers_of_memory_add_up_to_what_the_record_says_is_held(by: str) -> None:
+    record = record_of("a loop")
+    memory = record.memory
+    assert memory is not None
+    body = f"(({{ layers, points }}) => [layers, points.map((p) => [p.op, p.sizes])])(new Held(app.plan, '{by}'))"
+    layers, points = shown(record, body)
+    border = [held.kind for held in memory.border]
+    assert layers[: len(border)] == border and len(points) > 1
+    for op, sizes in points:
+        assert sum(sizes) == pytest.approx(memory.held_at(op))
+        if by == "kind":
+            own = memory.temporaries_by(lambda buffer: buffer.kind)
+            assert dict(zip(layers[len(border) :], sizes[len(border) :], strict=True)) == pytest.approx(
+                {kind: found[op] for kind, found in own.items()}
+            )
+
+
+@in_node
+def test_layers_of_a_model_are_one_layer_of_memory_by_scope() -> None:
+    layers = shown(record_of("layers on TPUs"), "new Held(app.plan, 'scope').layers")
+    assert "layer_*/mlp" in layers and not any("layer_0" in name for name in layers)
+
+
+@in_node
+def test_pointing_at_memory_says_what_is_held_and_by_scope_it_is_drawn_anew() -> None:
+    body = """(() => { const t = timeView; const { memory } = t._layout();
+      t._move({ offsetX: t._x(t.held.most.at) + 1, offsetY: memory + 50, buttons: 0 }); const said = t.tip.text;
+      const bar = t.memoryBar(); drawn.boxes = []; bar.children.find((e) => e.text === "by scope").listeners.click();
+      return [said, bar.text, drawn.boxes.map((box) => box[0])]; })()"""
+    said, bar, colours = shown(record_of("layers on TPUs"), body)
+    assert "MiB held" in said and "activations" in said and "weights" in said and "while" in said
+    assert "At the peak:" in bar and "layer_*/mlp" in bar and "--held-0" in colours
+
+
+@in_node
 def test_a_limit_that_is_near_is_a_line() -> None:
     plan = step_of_layers(sdy.CostModel.of_machine("tpu v5e", ("data", "model")))
     tight = step_of_layers(sdy.CostModel.of_machine("tpu v5e", ("data", "model")), memory=int(1.2 * plan.memory.peak))
-    assert "limit" in run(tight.record(), "drawn.texts.map(([text]) => text)")
+    assert "limit" in shown(tight.record(), "drawn.texts.map(([text]) => text)")
 
 
 @in_node
 def test_figures_are_those_of_the_plan() -> None:
     record = record_of("layers, over a network")
-    said, below = run(record, "[timeView.summary(), timeView.below().text]")
+    said, below = shown(record, "[timeView.summary(), timeView.below().text]")
     assert said.startswith("411 us: 166 us compute, ")
     roofline = record.roofline
     assert roofline is not None and roofline.bound is not None
@@ -132,7 +140,7 @@ def test_zooming_shows_less_and_pointing_says_what_a_box_is() -> None:
       const { start, end } = t.timing.critical[3];
       t._move({ offsetX: t._x((start + end) / 2), offsetY: top + 3, buttons: 0 });
       return [zoomed, total, t.tip.hidden, t.tip.text]; })()"""
-    zoomed, total, is_hidden, text = run(record_of("layers, over a network"), body)
+    zoomed, total, is_hidden, text = shown(record_of("layers, over a network"), body)
     assert zoomed == [0, pytest.approx(total / 4)] and not is_hidden
     assert "of the step" in text and "timed_plans.py:" in text
 
@@ -142,7 +150,43 @@ def test_a_frame_draws_as_much_as_the_view_is_wide_however_many_ops_there_are() 
     body = """(() => { const row = timeView.timing.rows.at(-1); const step = timeView.timing.total / 100000;
       row.boxes = Array.from({ length: 100000 }, (_, n) => ({ ...row.boxes[0], start: n * step, end: (n + 1) * step }));
       drawn.boxes = []; timeView._draw(1000); return drawn.boxes.length; })()"""
-    assert run(record_of("layers on TPUs"), body) < 2000
+    assert shown(record_of("layers on TPUs"), body) < 2000
+
+
+@in_node
+def test_what_moves_to_the_host_is_a_lane_and_the_view_goes_on_until_it_has_moved() -> None:
+    record = offloading(H100).record()
+    body = """(() => { const t = timeView;
+      const { row, top } = t._layout().rows.find(({ row }) => row.name === "host");
+      t._move({ offsetX: t._x((row.boxes[0].start + row.boxes[0].end) / 2), offsetY: top + 3, buttons: 0 });
+      const moving = t.timing.rows.flatMap((each) => each.boxes).filter((box) => box.kind === "host");
+      return [moving.map((box) => box.end - box.start), t.to, t.tip.text]; })()"""
+    times, to, text = shown(record, body)
+    assert sum(times) == pytest.approx(record.timeline.host)
+    assert to == pytest.approx(max(each.end for each in record.timeline.slices)) and to > record.time.total
+    assert "moves" in text and "bf16[" in text and "timed_plans.py:" in text
+
+
+@in_node
+def test_what_was_measured_is_a_second_row_of_each_lane() -> None:
+    record = ran(record_of("layers, over a network"))
+    assert record.run is not None
+    body = """(() => { const t = timeView; const { rows } = t._layout();
+      const { row, top } = rows.filter(({ row }) => row.name === "measured")[1];
+      const { start, end } = row.boxes[0]; t._move({ offsetX: t._x((start + end) / 2), offsetY: top + 3, buttons: 0 });
+      const boxes = t.timing.measured.flatMap((each) => each.boxes).map((box) => [box.kind, box.end - box.start]);
+      return [t.timing.rows.map((each) => [each.name, each.lane ?? ""]), boxes, t.to, t.summary(), t.tip.text]; })()"""
+    rows, boxes, to, summary, text = shown(record, body)
+    named = [(name, lane) for name, lane in rows if name and lane]
+    lanes = ["compute", "links: data", "links: model"]
+    for lane in lanes:
+        assert named.index(("measured", lane)) == named.index((lane, lane)) + 1
+    assert sum(time for _, time in boxes) == pytest.approx(sum(each.duration for each in record.run.slices))
+    sent = sum(each.duration for each in record.run.slices if each.collective is not None)
+    assert sum(time for kind, time in boxes if kind == "measured-sent") == pytest.approx(sent)
+    assert to == pytest.approx(max(each.end for each in record.run.slices))
+    assert "measured on cpu" in summary and "3.0 times that" in summary
+    assert "took" in text and "for" in text and "timed_plans.py:" in text
 
 
 def test_a_page_in_bytes_has_no_view_of_time() -> None:

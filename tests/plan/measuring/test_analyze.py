@@ -12,7 +12,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.profile import instructions, module_name, scopes
+from sdy_jax.plan.profile import _last_call, instructions, module_name, scopes
 
 X, W = jnp.ones((64, 32)), jnp.ones((32, 64))
 
@@ -59,6 +59,33 @@ def test_the_text_says_both(analyzed):
     assert "a call" in text
     assert str(plan.time) in text
     assert all(row.name in text for row in found.collectives)
+
+
+def test_a_call_over_time_is_in_the_record_from_then_on(analyzed, tmp_path):
+    plan, found = analyzed
+    run = plan.record().run
+    assert run is found.run and run.seconds == found.seconds and run.device == plan.device_kind
+    assert run.slices == tuple(sorted(run.slices, key=lambda each: each.start)) and run.slices[0].start >= 0
+    assert {each.lane for each in run.slices if each.collective is None} == {0}
+    for each in run.slices:
+        if each.collective is not None:
+            axes = {axis.name for axis in plan.collectives[each.collective].axes}
+            assert set(run.lanes[each.lane].axes) == axes
+    sent = {each.collective for each in run.slices if each.collective is not None}
+    assert sent == {n for n, record in enumerate(plan.collectives) if record.wire_bytes}
+    plan.save(tmp_path / "plan.json")
+    read = sdy.load_plan(tmp_path / "plan.json")
+    assert read.run == run and read == plan.record()
+    another = sdy.partition(layer, mesh=PLANE, in_shardings=SPECS).plan(X, W)
+    assert another.record().run is None
+
+
+def test_of_three_profiled_calls_the_last_one_is_kept_with_all_trips_of_loops():
+    def events(call):
+        return [("a.1", 1, 10.0 * call, 1.0), *[("b.2", 1, 10.0 * call + 2 + trip, 0.5) for trip in range(4)]]
+
+    found = _last_call([event for call in range(3) for event in (*events(call), ("a.1", 2, 10.0 * call, 9.0))])
+    assert found == [("a.1", 0.0, 1.0), *[("b.2", 2.0 + trip, 0.5) for trip in range(4)]]
 
 
 def test_each_scope_of_the_model_is_measured():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from timed_plans import H100, LAYERS, TIMED, step_in_a_loop, step_of_layers
+from timed_plans import H100, LAYERS, TIMED, offloading, ran, step_in_a_loop, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
@@ -205,3 +206,34 @@ func.func @main(%x: tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"da
     (tmp_path / "m.mlir").write_text(text)
     assert main(["plan", str(tmp_path / "m.mlir"), "--trace", str(tmp_path / "trace.json")]) == 1
     assert "has no times" in capsys.readouterr().err
+
+
+def test_what_moves_to_the_host_has_a_track() -> None:
+    record = offloading(H100).record()
+    events = json.loads(trace_json(record))["traceEvents"]
+    (track, *_) = (tid for tid, name in threads(events).items() if name == "host")
+    own = [event for event in events if event["ph"] == "X" and event["cat"] == "host"]
+    assert {event["name"] for event in own if event["tid"] == track} <= {"to the host", "to devices"}
+    assert sum(event["dur"] for event in own) == pytest.approx(1e6 * record.timeline.host, rel=1e-6)
+    assert sum(e["args"]["bytes"] * e["args"]["executions"] for e in own) == sum(each.total for each in record.host)
+    for of_thread in slices(events).values():
+        assert all(event["dur"] >= 0 for event in of_thread)
+
+
+def test_what_was_measured_is_a_process_below_the_estimate() -> None:
+    record = ran(record_of("layers, over a network"))
+    assert record.run is not None and record == record_of("layers, over a network")
+    events = json.loads(trace_json(record))["traceEvents"]
+    estimated, own = ([event for event in events if event["pid"] == pid] for pid in (1, 2))
+    assert estimated == events_of("layers, over a network")
+    assert {"process_name", "process_labels", "thread_name"} <= {event["name"] for event in own if event["ph"] == "M"}
+    of_thread, named = slices(own), threads(own)
+    assert set(of_thread) == set(named) and {"compute", "links of data", "links of model"} <= set(named.values())
+    assert list(named.values()).count("compute") == 2  # one beside another
+    total = sum(event["dur"] for each in of_thread.values() for event in each)
+    assert total == pytest.approx(1e6 * sum(each.duration for each in record.run.slices), rel=1e-6)
+    for each in of_thread.values():
+        for event, later in pairwise(each):
+            assert event["ts"] + event["dur"] <= later["ts"] + NOTHING
+    sent = [event for each in of_thread.values() for event in each if "bytes on the wire" in event["args"]]
+    assert sent and all(event["args"]["reason"].startswith("for ") for event in sent)

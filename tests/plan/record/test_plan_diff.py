@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import PLANE
 from plan_edits import MLP, planned
 
 import sdy_jax as sdy
-from sdy_jax.plan.record.differences import PlanDiff
+from sdy_jax.plan.record.differences import Amount, PlanDiff, _amount
 
 SECOND = '    x = layer(x, params["second"]'
 CONSTRAINED = MLP.replace(SECOND, f"    x = sdy.sharding_constraint(x, P())\n{SECOND}")
@@ -150,3 +154,36 @@ def test_options_are_causes(tmp_path: Path) -> None:
 def test_what_is_no_plan_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(sdy.SdyError, match=r"a str was given to compare with, expected a plan; .*load_plan"):
         planned(MLP, tmp_path).diff("before.json")  # type: ignore[arg-type]
+
+
+def test_arguments_and_collectives_of_layers_are_one_line_and_figures_are_rounded() -> None:
+    def of_layers(up: P) -> sdy.Plan:
+        def step(layers: Any, x: jax.Array) -> jax.Array:
+            for number, w in enumerate(layers):
+                with jax.named_scope(f"layer_{number}"):
+                    x = jnp.tanh(x @ w["up"]) @ w["down"]
+            return x
+
+        specs = [{"up": up, "down": P()}] * 12
+        f = sdy.partition(step, mesh=PLANE, in_shardings=(specs, P("x")), out_shardings=P("x"))
+        layers = [{"up": jnp.ones((32, 64)), "down": jnp.ones((64, 32))}] * 12
+        return f.plan(layers, jnp.ones((16, 32)))
+
+    found = of_layers(P(None, "y")).diff(of_layers(P()))
+    assert len(found.border) == 12  # as data one by one
+    text = str(found)
+    assert "  ~ argument layers[*]['up'] x 12  f32[32,64] -> f32[32,64@y]" in text and "layers[3]" not in text
+    assert "in_shardings of layers[*]['up'] x 12: P() -> P(None, 'y')" in text
+    lines = text.partition("\ncollectives\n")[2].partition("\nvalues\n")[0].splitlines()
+    assert 0 < len(lines) < 12 and any(" in layer_*" in line for line in lines)
+
+
+def test_shares_are_rounded_as_people_do() -> None:
+    def said(before: float, after: float, unit: str = "bytes") -> str:
+        return _amount(Amount("of memory", before, after, unit))
+
+    assert said(1000, 1000) == "1000 B of memory, as before"
+    assert said(1e9, 1e9 + 4) == said(1e9, 1e9 - 4) == "953.7 MiB of memory, within a percent of before"
+    assert said(1024, 1536) == "1.0 KiB -> 1.5 KiB of memory (+512 B, +50%)"
+    assert said(1024, 512).endswith("(-512 B, -50%)") and said(0, 8) == "0 B -> 8 B of memory (+8 B)"
+    assert said(1024, 2560).endswith(", 2.5 times)") and said(1, 1234, "transfers").endswith(", 1,234 times)")

@@ -8,8 +8,10 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from timed_plans import (
+    H100,
     LAYERS,
     MESH,
     NETWORK,
@@ -20,6 +22,7 @@ from timed_plans import (
     WIDTH,
     in_branches,
     mesh_of,
+    offloading,
     shape,
     step_in_a_loop,
     step_of_layers,
@@ -27,6 +30,8 @@ from timed_plans import (
 )
 
 import sdy_jax as sdy
+from sdy_jax.ir.jax_shardings import bytes_text
+from sdy_jax.lowering.targets.target import machines
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.timeline import RecordedSlice
 
@@ -200,6 +205,17 @@ def test_phases_follow_each_other() -> None:
             assert (each.phase == "update") is (place.scope == "optimizer") or not place.scope
 
 
+def test_rows_of_a_pipeline_are_of_the_pass_that_they_say() -> None:
+    """1F1B: rows of both passes take turns, and nothing is updated."""
+    record = record_of("a pipeline")
+    phases = record.timeline.phases()
+    assert phases["backward"] > phases["forward"] > 0 and phases.get("update", 0.0) < 0.2 * record.time.total
+    for each in record.timeline.slices:
+        scope = record.ops[each.op].place.scope.split("/") if each.op is not None else []
+        if "forward" in scope or "backward" in scope:
+            assert each.phase == ("backward" if "backward" in scope else "forward")
+
+
 def test_a_program_without_a_backward_pass_has_no_phases() -> None:
     assert set(in_branches().record().timeline.phases()) == {""}
 
@@ -287,3 +303,96 @@ def test_the_text_of_a_plan_says_what_it_uses_and_the_bound() -> None:
     said = "9% of peak compute (MFU), 20% of memory bandwidth, links 31% data, 10% model; bound by data"
     assert line == f"  uses      {said}"
     assert "  uses" not in str(record_of("layers in bytes"))
+
+
+# What moves from and to the memory of the host.
+
+
+def test_what_moves_from_and_to_the_host_is_a_lane_at_the_rate_of_its_link() -> None:
+    plan = offloading(H100)
+    record, rate = plan.record(), machines()["h100"].links.host
+    timeline = record.timeline
+    *_, lane = timeline.lanes
+    assert (lane.name, lane.axes, rate) == ("host", (), 64e9)
+    moving = [each for each in timeline.slices if each.lane == len(timeline.lanes) - 1]
+    assert sorted(each.host for each in moving) == [n for n, one in enumerate(record.host) if one.times]
+    weights, inputs = 2 * 2 * LAYERS * 4 * WIDTH * WIDTH / MESH.size, 2 * LAYERS * ROWS * WIDTH / MESH.size
+    for leaves in (True, False):
+        assert sum(one.total for one in record.host if one.leaves is leaves) == weights + inputs
+    for each in moving:
+        one = record.host[each.host or 0]
+        assert each.duration == close(one.total / rate) and each.hidden and each.times == one.times
+        for other in moving:  # one after the other in each direction
+            alike = other is not each and record.host[other.host or 0].leaves is one.leaves
+            assert not alike or other.start >= each.end * (1 - 1e-9) or other.end <= each.start * (1 + 1e-9)
+    offloaded, needed = (each for each in moving if each.times == LAYERS)
+    forward, backward = timeline.loops
+    assert forward.start < offloaded.start <= forward.start + forward.duration <= backward.start <= needed.start
+    assert timeline.total == close(plan.time.total) and timeline.communication == close(plan.time.communication)
+    assert (
+        f"  moves     {bytes_text(weights + inputs)} to the host, {bytes_text(weights + inputs)} from the host, "
+        in str(plan)
+    )
+
+
+def test_without_a_rate_of_the_host_moves_take_no_time_that_is_known() -> None:
+    plan = offloading(V5E)
+    record = plan.record()
+    moving = [each for each in record.timeline.slices if each.host is not None]
+    assert moving and all(not each.duration for each in moving) and record.timeline.host == 0
+    assert "in a time that is not known" in str(plan)
+
+
+def test_arguments_and_results_on_the_host_that_nothing_moves_inside_move_around_the_step() -> None:
+    there = NamedSharding(MESH, P("data"), memory_kind="pinned_host")
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=there)
+    plan = sdy.partition(lambda x: jnp.tanh(x), mesh=MESH, in_shardings=there, out_shardings=there, costs=H100).plan(x)
+    timeline, size = plan.record().timeline, 4 * ROWS * WIDTH / 2
+    moving = [each for each in timeline.slices if each.host is not None]
+    assert [each.start for each in moving] == [0.0, close(timeline.total)]
+    assert timeline.host == close(2 * size / 64e9)
+
+
+# What is held, by kind.
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_kinds_of_memory_add_up_to_what_is_held(name: str) -> None:
+    memory = record_of(name).memory
+    assert memory is not None
+    kinds = memory.temporaries_by(lambda buffer: buffer.kind)
+    border = sum(held.bytes for held in memory.border)
+    assert border == close(memory.arguments + memory.own_results)
+    held = [border + sum(sizes[op] for sizes in kinds.values()) for op in range(len(memory.timeline))]
+    assert held == pytest.approx([memory.held_at(op) for op in range(len(held))])
+    assert max(held) == close(memory.peak)
+
+
+def test_kinds_of_memory_are_what_people_call_them() -> None:
+    """Layers whose weights are gathered, whose inputs wait on the host, and whose products run again."""
+    record = offloading(H100).record()
+    assert record.memory is not None
+    always = {held.kind: held.bytes for held in record.memory.border}
+    matrices, rows = 2 * 2 * LAYERS * 4 * WIDTH * WIDTH / MESH.size, 2 * ROWS * WIDTH / 2
+    sizes = {"weights": matrices, "optimizer state": matrices, "arguments": rows, "results": 2 * matrices}
+    assert always == sizes
+    made = dict[str, set[str]]()
+    for buffer in record.memory.buffers:
+        made.setdefault(buffer.kind, set()).add(record.ops[buffer.op or 0].place.primitive or buffer.value)
+    assert set(made) == {"gathered", "recomputed", "activations", "gradients", "temporaries"}
+    assert any("dot_general" in name for name in made["recomputed"])
+    one_by_one = record_of("layers on TPUs")
+    assert one_by_one.memory is not None
+    kept = [each for each in one_by_one.memory.buffers if each.kind == "activations"]
+    phases = [one_by_one.ops[op].place.backward for each in kept for op in (each.op or 0, each.last)]
+    assert kept and not any(phases[::2]) and all(phases[1::2])
+
+
+def test_what_the_planner_computes_again_is_of_the_backward_pass() -> None:
+    free = step_of_layers(V5E)
+    plan = step_of_layers(V5E, memory=int(0.62 * free.memory.peak))
+    record = plan.record()
+    assert plan.recomputed is not None and record.memory is not None
+    assert {"recomputed"} <= {buffer.kind for buffer in record.memory.buffers}
+    phases, before = record.timeline.phases(), free.record().timeline.phases()
+    assert phases["update"] == pytest.approx(before["update"], rel=0.2) and phases["backward"] > before["backward"]

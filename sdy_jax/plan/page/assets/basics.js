@@ -71,6 +71,32 @@ const on = (name, listener) => (listeners[name] ??= []).push(listener);
 /** Reports something to all who asked for it. */
 const emit = (name, ...said) => (listeners[name] ?? []).forEach((listener) => listener(...said));
 
+/** A text of so many letters at most, without its middle: which tree it is in stands at its beginning, which leaf at its
+ * end. Of a short one the number at the end alone. */
+function clipped(text, letters) {
+  if (text.length <= letters) return text;
+  const digits = /\d*$/.exec(text)[0].length;
+  const end = letters < NAME_END ? Math.min(digits, letters - 1) : Math.floor((letters - 1) / 2);
+  return `${text.slice(0, letters - 1 - end)}…${end > 0 ? text.slice(-end) : ""}`;
+}
+
+/** Names that differ in numbers alone are alike: `layers[*].up`, `layer_*`. */
+const folded = (name) => name.replace(/\d+/g, "*");
+
+/** From so many on names that are alike are one. Chosen: two are read as fast as one with its number. */
+const LEAST_ALIKE = 3;
+
+/** Entries in groups of those with one key, in the order in which these begin: arrays with the `key`. */
+function groupsOf(entries, keyOf) {
+  const found = new Map();
+  for (const entry of entries) {
+    const key = keyOf(entry);
+    if (!found.has(key)) found.set(key, Object.assign([], { key }));
+    found.get(key).push(entry);
+  }
+  return [...found.values()];
+}
+
 const NAME_END = 12; // characters that are always shown: of a path its last entry or two
 
 /** A name that loses its middle where there is no room: which tree it is in stands at its beginning, which leaf at its end. */

@@ -12,8 +12,8 @@ function showCompare(view) {
       choose: ({ before, after }) => openCollective(after ? 0 : 1, after ?? before),
       cost: ({ bytes }) => bytes,
     }),
-    pairs("Arguments and results", border.map(([, path, before, after]) => ({ path, before, after })), {
-      label: ({ path }) => abbreviated(path),
+    pairs("Arguments and results", borderRows(border), {
+      label: ({ name, count }) => [abbreviated(name), count > 1 ? el("span", { class: "quiet" }, ` ×${count}`) : null],
       side: layoutIn,
       choose: ({ path, after }) => openIn(after ? 0 : 1, path),
     }),
@@ -24,6 +24,13 @@ function showCompare(view) {
     }),
   );
   view.replaceChildren(box);
+}
+
+/** Changes of the border; those of layers that are alike are one, which is the first of them. */
+function borderRows(border) {
+  const rows = border.map(([side, path, before, after]) => ({ side, path, name: path, before, after, count: 1 }));
+  const groups = groupsOf(rows, ({ side, path, before, after }) => [side, folded(path), before, after].join("|"));
+  return groups.flatMap((group) => (group.length < LEAST_ALIKE ? group : [{ ...group[0], name: folded(group[0].path), count: group.length }]));
 }
 
 /** What the user changed, the edited line first; each line once. */
@@ -61,8 +68,14 @@ function totals() {
 
 function changeChip(one, other) {
   if (Math.abs(one - other) <= 0.0005 * one) return el("span", { class: "quiet" }, "same");
-  const part = one ? (other - one) / one : 1;
-  return el("span", { class: `change ${other > one ? "more" : "less"}` }, one ? `${part > 0 ? "+" : "−"}${Math.abs(100 * part).toFixed(Math.abs(part) < 0.1 ? 1 : 0)}%` : "new");
+  return el("span", { class: `change ${other > one ? "more" : "less"}` }, one ? shareText(one, other) : "new");
+}
+
+/** `+6.1%`, `−12%`, `×2.5`: as the text of a comparison rounds, with a decimal of what is small. */
+function shareText(one, other) {
+  const part = (other - one) / one;
+  if (part >= 1) return `×${(other / one).toFixed(other / one < 9.95 ? 1 : 0)}`;
+  return `${part > 0 ? "+" : "−"}${Math.abs(100 * part).toFixed(Math.abs(part) < 0.1 ? 1 : 0)}%`;
 }
 
 /**

@@ -35,7 +35,7 @@ function fewOf(items, count, make) {
 function scopeDetails(scope) {
   const { sums } = scope;
   const { root } = app.scopes;
-  const kinds = { root: "program", scope: "name scope", call: "call", line: "source line" };
+  const kinds = { root: "program", scope: "name scope", layers: "name scopes that are alike", call: "call", line: "source line" };
   const inside = new Set(scope.ops);
   const counted = app.plan.counted.filter((each) => inside.has(each.op >= 0 ? each.op : each.serves));
   const groups = alike(scope === root ? app.plan.counted : counted);
@@ -114,12 +114,12 @@ function valueDetails(value) {
   const border = maker < 0 ? [...plan.border("arguments"), ...plan.border("closed")].find((each) => each.path === plan.names[value]) : null;
   const users = plan.users.get(value) ?? [];
   return [
-    head(maker < 0 ? "argument" : "value", plan.names[value]),
+    head([maker < 0 ? "argument" : "", result ? "result" : ""].filter(Boolean).join(" and ") || "value", plan.names[value]),
     layoutPart(value),
     part("Why", reasonsOf(value)),
     facts([
-      ["stated", border?.stated ? el("code", {}, border.stated) : ""],
-      ["stated at", border?.line],
+      ["stated", (border ?? result)?.stated ? el("code", {}, (border ?? result).stated) : ""],
+      ["stated at", (border ?? result)?.line],
       ["comes as", border?.move],
       ["on a device", bytesText(plan.bytes(value))],
       ["held", buffer ? `from op ${buffer[2]} to ${buffer[3]}` : maker < 0 ? "all the time" : ""],

@@ -207,14 +207,8 @@ function inputBox(node) {
     svg("title", {}, `${name}\n${type}`),
     svg("rect", { class: "body", width: node.width, height: node.height, rx: 13 }),
     grid,
-    svg("text", { x: 30, y: 17, class: "node-type" }, clipped(name, PILL.letters - 4, true)),
+    svg("text", { x: 30, y: 17, class: "node-type" }, clipped(name, PILL.letters - 4)),
   );
-}
-
-/** A text of so many letters at most; `fromEnd`: its end says more. */
-function clipped(text, letters, fromEnd = false) {
-  if (text.length <= letters) return text;
-  return fromEnd ? `…${text.slice(text.length - letters + 1)}` : `${text.slice(0, letters - 1)}…`;
 }
 
 // The keyboard.

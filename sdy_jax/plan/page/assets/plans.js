@@ -89,6 +89,14 @@ class Plan {
     return this.data.values.op[value] ?? -1;
   }
 
+  /** Why a value has another layout than op by op: by its line and its type without axes, or its path. */
+  reasonOf(value) {
+    this.reasons ??= new Map(this.data.reasons.flatMap((reason) => reason[0].map((mark) => [mark.map((n) => this.text[n]).join("|"), reason])));
+    const maker = this.maker(value);
+    const key = maker < 0 ? `|${this.names[value]}` : `${this.place(maker).line}|${plainType(this.type(value))}`;
+    return this.reasons.get(key) ?? this.reasons.get(`|${this.names[value]}`);
+  }
+
   isChanged(value) {
     const proposed = this.proposed(value);
     return proposed !== "" && split(proposed) !== split(this.type(value));

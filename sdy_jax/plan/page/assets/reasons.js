@@ -54,8 +54,20 @@ function plannerReason(value) {
     { class: "reason planner" },
     el("p", {}, plan.data.layouts ? "The planner chose this layout for the whole program." : "Partitioning chose this layout, op by op."),
     el("p", {}, "Propagation proposed ", typeText(plan.proposed(value)), "."),
-    el("p", { class: "quiet" }, "What that saves: ", el("code", {}, `plan.why('${fileLine(plan.maker(value) < 0 ? plan.names[value] : plan.place(plan.maker(value)).line)}')`)),
+    savings(value).map((text) => el("p", {}, text)),
   );
+}
+
+/** What the choice of a value's layout saves and costs; of all layouts together where nothing is known of it alone. */
+function savings(value) {
+  const { plan } = app;
+  const found = plan.reasonOf(value);
+  if (found) {
+    const [, saves, costs, times] = found;
+    const alike = times > 1 ? `, as ${times - 1} more choices like it` : "";
+    return [`Together with what is around it${alike}, this saves ${saves}.`, ...(costs && costs !== "nothing" ? [`It costs ${costs}.`] : [])];
+  }
+  return plan.data.layouts ? [`All layouts together: ${plan.data.layouts}.`] : [];
 }
 
 function madeReason(collective) {

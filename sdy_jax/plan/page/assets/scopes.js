@@ -36,6 +36,7 @@ class Scopes {
     this._placed = new Map();
     for (let op = 0; op < plan.opCount; op += 1) this._place(op);
     this._contract(this.root);
+    this._fold(this.root);
     this.all = [];
     this._number(this.root);
   }
@@ -88,6 +89,22 @@ class Scopes {
     const [only] = scope.children;
     if (isAlone(scope.children) && only.kind === "call") scope.children = only.children;
     for (const child of scope.children) child.parent = scope;
+  }
+
+  /** Scopes whose names differ in numbers alone, as those of layers, are one that can be opened. */
+  _fold(scope) {
+    for (const child of scope.children) this._fold(child);
+    const numbered = scope.children.filter((child) => child.kind === "scope" && folded(child.label) !== child.label);
+    for (const group of groupsOf(numbered, (child) => folded(child.label))) {
+      if (group.length < LEAST_ALIKE) continue;
+      const layers = new Scope(this.all.length, "layers", `${group.key} × ${group.length}`, scope);
+      layers.children = group;
+      layers.ops = group.flatMap((child) => child.ops).sort((a, b) => a - b);
+      for (const name in layers.sums) layers.sums[name] = group.reduce((sum, child) => sum + child.sums[name], 0);
+      for (const child of group) child.parent = layers;
+      scope.children.splice(scope.children.indexOf(group[0]), 1, layers);
+      scope.children = scope.children.filter((child) => child === layers || !group.includes(child));
+    }
   }
 
   /** Lists the scopes that are left, with their levels. */

@@ -84,20 +84,30 @@ function showBorder(view) {
   const sum = (role) => entries.filter((each) => each.role === role).reduce((all, each) => all + each.bytes, 0);
   const words = `${bytesText(sum("argument"))} of arguments and ${bytesText(sum("result"))} of results on a device`;
   view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
-  table(box, {
+  const groups = groupsOf(entries, ({ role, path, type, stated, origin, move }) => [role, folded(path), type, stated, origin, move].join("|"));
+  const opened = new Set();
+  const rows = () => groups.flatMap((group) => (group.length < LEAST_ALIKE ? group : [foldedRow(group), ...(opened.has(group.key) ? group : [])]));
+  const list = table(box, {
     label: "Arguments and results",
     columns: [["", "26px"], ["Name", "minmax(150px, 2fr)"], ["Layout", "minmax(170px, 1.5fr)"], ["On a device", "76px", "right"], ["From", "minmax(90px, 1fr)"]],
-    entries,
-    choose: (value) => selectName(value.path),
+    entries: rows(),
+    choose: (value) => {
+      if (!value.count) return selectName(value.path);
+      if (!opened.delete(value.key)) opened.add(value.key);
+      return list.show(rows());
+    },
     row: (value) => [
       miniGrid(plan.mesh, value.type, 18),
-      [value.role === "closed over" ? el("span", { class: "quiet" }, "closed over ") : null, abbreviated(value.path)],
+      [value.role === "argument" ? null : el("span", { class: "quiet" }, `${value.role} `), abbreviated(value.path), value.count ? el("span", { class: "quiet" }, ` ×${countText(value.count)}`) : null],
       typeText(value.type),
       bytesText(value.bytes),
       value.stated ? el("code", {}, value.stated) : el("span", { class: "quiet" }, value.move ? `moved from ${value.move}` : value.origin),
     ],
   });
 }
+
+/** Arguments of layers that are alike, as one row, which opens. */
+const foldedRow = (group) => ({ ...group[0], path: folded(group[0].path), key: group.key, count: group.length, bytes: group.reduce((sum, each) => sum + each.bytes, 0) });
 
 /** Values that the planner lays out otherwise than propagation proposed. */
 function showChanges(view) {

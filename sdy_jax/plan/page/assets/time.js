@@ -6,7 +6,7 @@ const TIMING = { row: 17, gap: 7, memory: 96, axis: 20, names: 118, least: 0.5, 
 const MOST_ZOOM = 1e7;
 /** Scopes are folded below so many rows. Chosen: more leave no room for lanes. */
 const MOST_DEPTH = 7;
-const SLICE = ["lane", "start", "duration", "times", "op", "collective", "hidden", "phase"];
+const SLICE = ["lane", "start", "duration", "times", "op", "collective", "hidden", "phase", "host"];
 
 /** A step as rows of boxes, each box with its start and end: what is drawn, without a canvas. */
 class Timing {
@@ -19,7 +19,10 @@ class Timing {
     for (const each of this.slices) each.end = each.start + each.duration;
     this.critical = this.slices.filter((each) => !each.hidden);
     this.total = this.critical.length ? this.critical.at(-1).end : 0;
-    this.rows = [...this._scopes(), ...this._links()];
+    this.end = this.slices.reduce((end, each) => Math.max(end, each.end), this.total); // what moves to the host may end later
+    this.measured = this._measured();
+    this.end = this.measured.reduce((end, row) => Math.max(end, row.end), this.end);
+    this.rows = this._withMeasured([...this._scopes(), ...this._links()]);
   }
 
   /** What a slice is of: an op, or a collective, whose members are told by their number. */
@@ -27,7 +30,13 @@ class Timing {
     return slice.collective < 0 ? null : this.plan.collectives[slice.collective];
   }
 
+  /** What moves from or to the host, as the notes say it. */
+  movedOf(slice) {
+    return slice.host < 0 ? null : this.plan.data.host[slice.host];
+  }
+
   title(slice) {
+    if (slice.host >= 0) return this.movedOf(slice)[0];
     const sent = this.collectiveOf(slice);
     if (sent) return `${sent.kind}${sent.axes ? ` over ${sent.axes}` : ""}`;
     return this.plan.place(slice.op).primitive || this.plan.shortKind(slice.op);
@@ -41,7 +50,7 @@ class Timing {
     for (let op = slice.op; op >= 0; op = this.plan.data.ops.parent[op]) ops.unshift(op);
     let known = [];
     for (const op of ops) {
-      const scopes = this.plan.place(op).scope.split("/").filter(Boolean);
+      const scopes = this.plan.place(op).scope.split("/").filter((name) => NAMED.test(name));
       const shared = sharedLength(known, scopes);
       path.push(...scopes.slice(shared).map((label) => ({ label, key: label, kind: "scope" })));
       if (shared === known.length) known = scopes;
@@ -53,7 +62,7 @@ class Timing {
   /** A row per depth of scopes, and one of what is computed or waited for. */
   _scopes() {
     const rows = [];
-    const work = { name: "compute", boxes: [], starts: true };
+    const work = { name: "compute", lane: "compute", boxes: [], starts: true };
     let opened = [];
     const close = (kept, at) => {
       for (const scope of opened.slice(kept)) scope.end = at;
@@ -77,33 +86,33 @@ class Timing {
     return [...rows, work];
   }
 
-  /** The links of each set of axes, on as many rows as overlap. */
+  /** The links of each set of axes, and the host's. */
   _links() {
-    const found = [];
-    this.lanes.slice(1).forEach((name, index) => {
-      const rows = [];
-      for (const slice of this.slices.filter((each) => each.lane === index + 1)) {
-        let row = rows.find((each) => each.end <= slice.start + 1e-9 * slice.end);
-        if (!row) rows.push((row = { name: rows.length ? "" : `links: ${name}`, boxes: [], end: 0, starts: !rows.length }));
-        row.end = slice.end;
-        row.boxes.push({ start: slice.start, end: slice.end, label: this.title(slice), kind: slice.hidden ? "hidden" : "exposed", slice });
-      }
-      found.push(...rows);
-    });
-    return found;
+    const kind = (slice) => (slice.host >= 0 ? "host" : slice.hidden ? "hidden" : "exposed");
+    const box = (slice) => ({ start: slice.start, end: slice.end, label: this.title(slice), kind: kind(slice), slice });
+    return this.lanes.slice(1).flatMap((lane, index) => rowsOf(lane, this.slices.filter((each) => each.lane === index + 1).map(box), { name: lane, starts: true }));
   }
 
-  /** What is held from each moment on, `[time, bytes]`: of ops that begin at once what is most. */
-  memory() {
-    const { memory, timeline } = this.plan.data;
-    if (!memory || !memory.timeline.length) return [];
-    const points = [];
-    memory.timeline.forEach((size, op) => {
-      const at = timeline.starts[op];
-      if (points.length && points.at(-1)[0] === at) points.at(-1)[1] = Math.max(points.at(-1)[1], size);
-      else points.push([at, size]);
+  /** What was measured, where the step ran: rows of the same lanes. */
+  _measured() {
+    const { run } = this.plan.data;
+    if (!run) return [];
+    const { lane, start, duration, instruction, scope, backward, collective } = run.slices;
+    const boxes = lane.map((_, n) => {
+      const sent = collective[n] < 0 ? null : this.plan.collectives[collective[n]];
+      const name = this.plan.text[instruction[n]];
+      const measured = { name, scope: this.plan.text[scope[n]], backward: backward[n], sent };
+      return { lane: lane[n], start: start[n], end: start[n] + duration[n], label: sent ? sent.kind : name, kind: sent ? "measured-sent" : "measured", measured };
     });
-    return points;
+    return run.lanes.flatMap((name, number) => rowsOf(name, boxes.filter((box) => box.lane === number), { name: "measured" }));
+  }
+
+  /** Rows with what was measured of their lanes below them; of lanes that the estimate does not have at the end. */
+  _withMeasured(rows) {
+    const of = (lane) => this.measured.filter((row) => row.lane === lane);
+    const lanes = new Set(rows.map((row) => row.lane));
+    const rest = this.measured.filter((row) => !lanes.has(row.lane));
+    return [...rows.flatMap((row, n) => (row.lane && row.lane !== rows[n + 1]?.lane ? [row, ...of(row.lane)] : [row])), ...rest];
   }
 
   /** What is waited for longest: the exposed time of collectives by what they are and the line. */
@@ -125,6 +134,18 @@ class Timing {
     const box = boxes[countUntil(boxes, "start", time) - 1];
     return box && time < box.end ? box : null;
   }
+}
+
+/** A lane's boxes, in the order in which they start, on as many rows as overlap; the first has a name. */
+function rowsOf(lane, boxes, first) {
+  const rows = [];
+  for (const box of boxes) {
+    let row = rows.find((each) => each.end <= box.start + 1e-9 * box.end);
+    if (!row) rows.push((row = { name: "", ...(rows.length ? {} : first), lane, boxes: [], end: 0 }));
+    row.end = box.end;
+    row.boxes.push(box);
+  }
+  return rows;
 }
 
 function sharedLength(some, others) {
@@ -151,7 +172,7 @@ function showTime(view) {
   const timing = (app.plan.timing ??= new Timing(app.plan));
   if (!timing.total) return view.replaceChildren(el("p", { class: "quiet empty" }, "Nothing of this program takes time."));
   timeView = new TimeView(timing);
-  view.replaceChildren(timeView.bar(), el("div", { class: "pages time-page" }, timeView.box, timeView.below()));
+  view.replaceChildren(timeView.bar(), el("div", { class: "pages time-page" }, timeView.box, timeView.memoryBar(), timeView.below()));
   new ResizeObserver(() => timeView.draw()).observe(timeView.box);
   return timeView.draw();
 }
@@ -167,18 +188,18 @@ function rooflineText(roofline) {
 class TimeView {
   constructor(timing) {
     this.timing = timing;
-    [this.from, this.to] = [0, timing.total];
-    this.points = timing.memory();
+    [this.from, this.to] = [0, timing.end];
+    this.held = this._held("kind");
     this.tip = el("div", { class: "time-tip", role: "status", hidden: true });
     this.canvas = el("canvas", {
       tabindex: "0",
       role: "img",
       "aria-label": `One step over time: ${this.summary()}. Arrow keys move, plus and minus zoom, 0 shows all`,
       onpointermove: (event) => this._move(event),
-      onpointerdown: (event) => (this.held = event.offsetX),
-      onpointerup: () => (this.held = null),
+      onpointerdown: (event) => (this.grip = event.offsetX),
+      onpointerup: () => (this.grip = null),
       onpointerleave: () => {
-        this.held = null;
+        this.grip = null;
         this._point(null);
       },
       onclick: (event) => this._click(event),
@@ -193,7 +214,19 @@ class TimeView {
   summary() {
     const { unit, data } = this.timing.plan;
     const [compute, communication, hidden] = data.time;
-    return `${timeText(this.timing.total, unit)}: ${timeText(compute, unit)} compute, ${timeText(communication - hidden, unit)} waiting for collectives, ${timeText(hidden, unit)} hidden`;
+    return `${timeText(this.timing.total, unit)}: ${timeText(compute, unit)} compute, ${timeText(communication - hidden, unit)} waiting for collectives, ${timeText(hidden, unit)} hidden${this._ran()}`;
+  }
+
+  /** How long a call took where it ran. */
+  _ran() {
+    const { run } = this.timing.plan.data;
+    return run ? `; measured on ${run.device} ${timeText(run.seconds, "seconds")}, ${(run.seconds / this.timing.total).toPrecision(2)} times that` : "";
+  }
+
+  /** What is held, by kind or by scope; null where nothing is known of it. */
+  _held(by) {
+    const { plan } = this.timing;
+    return plan.data.memory?.timeline.length ? new Held(plan, by) : null;
   }
 
   bar() {
@@ -204,11 +237,24 @@ class TimeView {
       { class: "view-bar" },
       el("span", { class: "quiet", title: this.summary() }, this.summary()),
       el("span", { class: "push" }),
-      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"]].map((each) => swatch(...each)),
+      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], ...(this.timing.plan.data.host.length ? [["host", "host"]] : []), ...(this.timing.measured.length ? [["measured", "measured"]] : [])].map((each) => swatch(...each)),
       button("Zoom in (+)", "+", () => this._zoom(0.5)),
       button("Zoom out (-)", "−", () => this._zoom(2)),
-      button("Whole step (0)", "all", () => this._show(0, this.timing.total)),
+      button("Whole step (0)", "all", () => this._show(0, this.timing.end)),
     );
+  }
+
+  /** What memory is shown by, and what that is at the peak. */
+  memoryBar() {
+    const box = el("div", { class: "held-bar" });
+    const show = (by) => {
+      this.held = this._held(by);
+      const button = (name) => el("button", { "aria-pressed": name === by, onclick: () => show(name) }, `by ${name}`);
+      box.replaceChildren(el("span", { class: "quiet" }, "Memory"), ...Object.keys(HELD_BY).map(button), this.held.legend());
+      this.draw();
+    };
+    if (this.held) show(this.held.by);
+    return box;
   }
 
   /** What is waited for longest, and the roofline. */
@@ -232,7 +278,7 @@ class TimeView {
       top += TIMING.row;
       return placed;
     });
-    return { rows, memory: top + TIMING.gap, height: top + TIMING.gap + (this.points.length ? TIMING.memory + TIMING.gap : 0) };
+    return { rows, memory: top + TIMING.gap, height: top + TIMING.gap + (this.held ? TIMING.memory + TIMING.gap : 0) };
   }
 
   draw() {
@@ -258,7 +304,8 @@ class TimeView {
     pen.textBaseline = "middle";
     this._axis(pen, colour, height);
     for (const { row, top } of rows) this._row(pen, colour, row, top);
-    if (this.points.length) this._memory(pen, colour, memory);
+    const { from, to } = this;
+    this.held?.draw(pen, colour, { left: TIMING.names, top: memory, width: width - TIMING.names, height: TIMING.memory, from, to });
     this._outline(pen, colour);
   }
 
@@ -301,53 +348,13 @@ class TimeView {
   }
 
   _label(pen, colour, box, left, wide, top) {
-    pen.fillStyle = colour(box.kind === "hidden" || box.kind === "scope" || box.kind === "loop" ? "text" : "on-time");
+    pen.fillStyle = colour(["hidden", "scope", "loop", "measured", "measured-sent"].includes(box.kind) ? "text" : "on-time");
     const room = Math.floor((wide - 8) / 6.2);
-    const text = box.label.length > room ? `${box.label.slice(0, Math.max(0, room - 1))}…` : box.label;
-    if (room > 1) pen.fillText(text, left + 4, top + TIMING.row / 2);
-  }
-
-  /** What is held, over arguments and results, with the limit as a line. */
-  _memory(pen, colour, top) {
-    const { memory } = this.timing.plan.data;
-    const always = memory.arguments + memory.results - memory.shared;
-    const peak = always + memory.temporaries;
-    const shown = memory.available && memory.available < 1.5 * peak ? Math.max(peak, memory.available) : peak;
-    const y = (size) => top + TIMING.memory - (size / (1.06 * shown)) * (TIMING.memory - 14);
-    const left = TIMING.names;
-    pen.fillStyle = colour("quiet");
-    pen.textAlign = "left";
-    pen.fillText("memory", 8, top + 22);
-    pen.fillText(`peak ${bytesText(peak)}`, 8, top + 36, left - 14);
-    if (memory.available) pen.fillText(`of ${bytesText(memory.available)}`, 8, top + 50, left - 14);
-    pen.fillStyle = colour("temporaries");
-    pen.beginPath();
-    pen.moveTo(left, y(always));
-    let held = 0;
-    for (const [at, size] of this.points) {
-      const x = Math.min(this.width, Math.max(left, this._x(at)));
-      pen.lineTo(x, y(always + held));
-      pen.lineTo(x, y(always + size));
-      held = size;
-      if (at > this.to) break;
-    }
-    pen.lineTo(this.width, y(always + held));
-    pen.lineTo(this.width, y(always));
-    pen.fill();
-    pen.fillStyle = colour("results");
-    pen.fillRect(left, y(always), this.width - left, y(memory.arguments) - y(always));
-    pen.fillStyle = colour("arguments");
-    pen.fillRect(left, y(memory.arguments), this.width - left, y(0) - y(memory.arguments));
-    if (memory.available && memory.available <= shown) {
-      pen.fillStyle = colour("more");
-      pen.fillRect(left, y(memory.available), this.width - left, 1.5);
-      pen.textAlign = "right";
-      pen.fillText("limit", this.width - 4, y(memory.available) - 7);
-    }
+    if (room > 1) pen.fillText(clipped(box.label, room), left + 4, top + TIMING.row / 2);
   }
 
   _outline(pen, colour) {
-    if (!this.over) return;
+    if (!this.over?.box) return;
     const { box, top } = this.over;
     const [left, right] = [Math.max(TIMING.names, this._x(box.start)), Math.min(this.width, this._x(box.end))];
     pen.strokeStyle = colour("text");
@@ -358,9 +365,9 @@ class TimeView {
   // Pointing, zooming.
 
   _show(from, to) {
-    const { total } = this.timing;
-    const span = Math.min(total, Math.max(total / MOST_ZOOM, to - from));
-    this.from = Math.max(0, Math.min(total - span, from));
+    const { end } = this.timing;
+    const span = Math.min(end, Math.max(end / MOST_ZOOM, to - from));
+    this.from = Math.max(0, Math.min(end - span, from));
     this.to = this.from + span;
     this.draw();
   }
@@ -387,9 +394,9 @@ class TimeView {
       "+": () => this._zoom(0.5),
       "=": () => this._zoom(0.5),
       "-": () => this._zoom(2),
-      0: () => this._show(0, this.timing.total),
+      0: () => this._show(0, this.timing.end),
       Home: () => this._show(0, span),
-      End: () => this._show(this.timing.total - span, this.timing.total),
+      End: () => this._show(this.timing.end - span, this.timing.end),
     }[event.key];
     if (!doing) return;
     doing();
@@ -398,16 +405,18 @@ class TimeView {
   }
 
   _boxAt(event) {
-    const placed = this._layout().rows.find(({ top }) => top <= event.offsetY && event.offsetY < top + TIMING.row);
+    const { rows, memory } = this._layout();
+    if (this.held && event.offsetX >= TIMING.names && memory <= event.offsetY) return { point: this.held.at(this._time(event.offsetX)), top: memory - TIMING.row };
+    const placed = rows.find(({ top }) => top <= event.offsetY && event.offsetY < top + TIMING.row);
     const box = placed && event.offsetX >= TIMING.names ? Timing.at(placed.row.boxes, this._time(event.offsetX)) : null;
     return box ? { box, top: placed.top } : null;
   }
 
   _move(event) {
-    if (this.held !== null && this.held !== undefined && event.buttons) {
-      const by = ((this.held - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
-      this.dragged = this.dragged || Math.abs(event.offsetX - this.held) > 3;
-      this.held = event.offsetX;
+    if (this.grip !== null && this.grip !== undefined && event.buttons) {
+      const by = ((this.grip - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
+      this.dragged = this.dragged || Math.abs(event.offsetX - this.grip) > 3;
+      this.grip = event.offsetX;
       this._show(this.from + by, this.to + by);
       return;
     }
@@ -418,27 +427,42 @@ class TimeView {
     this.over = over;
     this.tip.hidden = !over;
     if (over) {
-      this.tip.replaceChildren(...this._said(over.box));
+      this.tip.replaceChildren(...(over.point ? this._saidOfMemory(over.point) : this._said(over.box)));
       const left = Math.min(event.offsetX + 14, this.width - 330);
       this.tip.style.cssText = `left:${Math.max(4, left)}px;top:${over.top + TIMING.row + 6}px`;
     }
     this.draw();
   }
 
+  /** What is said of memory at a moment: all of it, and by which op. */
+  _saidOfMemory(point) {
+    const { plan } = this.timing;
+    const { line, text } = plan.place(point.op);
+    const all = point.sizes.reduce((sum, size) => sum + size, 0);
+    return [el("b", {}, `${bytesText(all)} held`), facts([...this.held.said(point), ["while", `${plan.shortKind(point.op)} at ${fileLine(line)} ${text}`]])];
+  }
+
   /** What is said of a box: how long, how often, and of which op or collective. */
-  _said({ label, start, end, slice, trips, kind }) {
+  _said({ label, start, end, slice, trips, kind, measured }) {
     const { plan, total } = this.timing;
+    if (measured) return [el("b", {}, label), facts(this._saidOfMeasured(end - start, measured))];
     const said = [["takes", `${timeText(end - start, plan.unit)}, ${percent(end - start, total)} of the step`]];
     if (trips > 1) said.push(["drawn as", `one trip, as wide as all ${trips}`]);
     if (slice) {
-      const sent = this.timing.collectiveOf(slice);
+      const [sent, moved] = [this.timing.collectiveOf(slice), this.timing.movedOf(slice)];
+      if (moved) said.push(["moves", `${moved[1]}${moved[2] ? `, ${moved[2]}` : ""}`], ["line", moved[4]]);
       if (slice.times > 1) said.push(["runs", `${countText(slice.times)} times, ${timeText(slice.duration / slice.times, plan.unit)} each`]);
-      if (slice.op >= 0 && !sent && plan.data.ops.flops[slice.op]) said.push(["computes", `${flopsText(plan.data.ops.flops[slice.op])} each time`]);
+      if (slice.op >= 0 && !sent && !moved && plan.data.ops.flops[slice.op]) said.push(["computes", `${flopsText(plan.data.ops.flops[slice.op])} each time`]);
       if (sent) said.push(["sends", `${bytesText(sent.bytes)} each time`], ["for", sent.cause], ["is", kind === "hidden" ? "hidden beside work" : "waited for"]);
-      const place = sent ? plan.placeOf(sent.place) : slice.op >= 0 ? plan.place(slice.op) : null;
+      const place = moved ? null : sent ? plan.placeOf(sent.place) : slice.op >= 0 ? plan.place(slice.op) : null;
       if (place) said.push(["scope", place.scope], ["line", `${fileLine(place.line)} ${place.text}`]);
     }
     return [el("b", {}, label), facts(said)];
+  }
+
+  _saidOfMeasured(seconds, { name, scope, backward, sent }) {
+    const place = sent ? app.plan.placeOf(sent.place) : null;
+    return [["took", timeText(seconds, "seconds")], ["instruction", name], ["scope", scope], ["pass", backward ? "backward" : ""], ["for", sent?.cause], ["line", place && `${fileLine(place.line)} ${place.text}`]];
   }
 
   /** A click selects what a box is of; in a dragged view it does not. */
@@ -446,7 +470,9 @@ class TimeView {
     const dragged = this.dragged;
     this.dragged = false;
     const over = dragged ? null : this._boxAt(event);
-    const { slice } = over?.box ?? {};
+    if (over?.point) return void selectOp(over.point.op);
+    const { slice, measured } = over?.box ?? {};
+    if (measured?.sent) return void selectCollective(measured.sent);
     if (!slice) return;
     const sent = this.timing.collectiveOf(slice);
     if (sent) selectCollective(sent);
@@ -456,7 +482,7 @@ class TimeView {
   /** A double click fills the view with a box. */
   _enter(event) {
     const over = this._boxAt(event);
-    if (over) this._show(over.box.start, over.box.end);
+    if (over?.box) this._show(over.box.start, over.box.end);
   }
 }
 

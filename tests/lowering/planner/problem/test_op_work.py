@@ -11,7 +11,7 @@ from jax import lax
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.ops.registry import strategies_of
-from sdy_jax.lowering.planner.problem.op_problem import work_in_shards
+from sdy_jax.lowering.planner.problem.op_problem import Kinds, flops_per_operation, work_in_shards
 from sdy_jax.shardy.rules import RuleBook
 from sdy_jax.shardy.rules.op_attributes import operations_of
 
@@ -46,6 +46,22 @@ def work_and_flops(name, function, arguments):
 def test_a_product_is_half_of_its_multiplications_and_additions(name):
     work, flops = work_and_flops(name, *PRODUCTS[name])
     assert work == {flops / 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "flops"),
+    [
+        *((name, function, 2) for name, (function, _) in PRODUCTS.items()),
+        ("stablehlo.tanh", lax.tanh, 1),
+        ("stablehlo.transpose", lambda x: x.T, 0),
+    ],
+)
+def test_an_operation_of_the_cost_model_is_two_of_people_in_products_and_one_elsewhere(name, function, flops):
+    arguments = PRODUCTS[name][1] if name in PRODUCTS else shapes((8, 16))
+    module = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",)).compiler_ir()
+    with module.context:
+        (op,) = (op for op in Graph(module.operation).ops if op.name == name)
+        assert flops_per_operation(op, Kinds(RuleBook()).of(op)) == flops
 
 
 def test_an_update_does_what_it_writes():

@@ -1,0 +1,152 @@
+"""A page of many layers, as its scripts make it, run by node where that is installed: what is alike is one, names keep
+both ends, results are results, reasons are there, and it opens soon."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from page_in_node import NODE, opened
+from places import ROOT
+from timed_plans import H100, MESH, ROWS, SPREAD, WIDTH, P, shape, specs, step_of_layers, trained, unrolled, weights
+
+import sdy_jax as sdy
+from sdy_jax.plan.page.html import page
+from sdy_jax.plan.record.record import PlanRecord
+
+in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
+MANY = 64
+
+
+@pytest.fixture(scope="module")
+def record() -> PlanRecord:
+    """Layers one by one, op by op, so that planning is short."""
+    split = [specs()] * MANY
+    options: dict[str, Any] = {"costs": H100, "layouts": "local"}
+    f = sdy.partition(trained(unrolled), mesh=MESH, in_shardings=(split, P("data")), out_shardings=split, **options)
+    return f.plan([weights()] * MANY, shape(ROWS, WIDTH)).record(steps=True)
+
+
+@in_node
+def test_a_page_of_many_layers_opens_soon_and_draws_time_fast(record: PlanRecord) -> None:
+    body = """(() => { const opening = performance.now() - begun; openTab("time"); const took = [];
+      for (let n = 0; n < 31; n += 1) {
+        const [from, to] = n % 2 ? [0, timeView.timing.end] : [0, timeView.timing.end / 9];
+        [timeView.from, timeView.to] = [from, to];
+        const start = performance.now(); timeView._draw(1400); took.push(performance.now() - start); }
+      return [opening, took.sort((a, b) => a - b)[15]]; })()"""
+    opening, frame = opened(record, body, "const begun = performance.now();")
+    assert opening < 1000 and frame < 33  # milliseconds; 200 to 350 and 3 on two cores
+    assert len(page(record)) < 2e6  # bytes; 1.1 million
+
+
+@in_node
+def test_layers_are_one_scope_that_opens(record: PlanRecord) -> None:
+    body = """(() => { const { root, all } = app.scopes; const rows = app.scopes.visible().map((s) => s.label);
+      const layers = root.children.find((s) => s.kind === "layers"); setOpen(layers, true);
+      const inside = app.scopes.visible().filter((s) => s.parent === layers).map((s) => s.label);
+      const sums = (scopes) => scopes.reduce((sum, s) => sum + s.sums.flops, 0);
+      selectScope(layers); const boxes = graphOf(root, root.children).nodes.filter((n) => n.scope).length;
+      return [rows, inside, boxes, layers.sums.flops, sums(layers.children), layers.ops.length,
+        byId("details").text, all.filter((s) => s.kind === "layers").length]; })()"""
+    rows, inside, boxes, flops, parts, ops, details, count = opened(record, body)
+    assert f"layer_* × {MANY}" in rows and not any(re.search(r"layer_\d", row) for row in rows)
+    assert inside == [f"layer_{n}" for n in range(MANY)] and boxes == len(rows) - 1 < 8
+    assert flops == parts > 0 and ops > MANY and "name scopes that are alike" in details
+    assert count == 2  # those of the backward pass, too
+
+
+@in_node
+def test_search_finds_what_is_alike_once_and_one_of_them_by_its_number(record: PlanRecord) -> None:
+    once, numbered = opened(
+        record, "['up', '[7] up'].map((q) => foldedFound(q).map(([e, count]) => [e.kind, e.label, count]))"
+    )
+    counts = {kind: count for kind, label, count in once if label.endswith("['up']")}
+    assert counts == {"argument": MANY, "result": MANY}
+    assert ["argument", "weights[7]['up']", 1] in numbered and ["result", "result[7]['up']", 1] in numbered
+
+
+@in_node
+def test_arguments_and_results_of_layers_are_one_row_each_which_opens(record: PlanRecord) -> None:
+    body = """(() => { openTab("border"); const box = byId("view").children[1]; const folded = box.text;
+      const rows = box.querySelectorAll("[role=row]").filter((row) => row.text.includes("×64"));
+      const first = rows[0].text; const before = box.querySelectorAll("[role=row]").length; rows[0].click();
+      return [rows.length, first, before, box.querySelectorAll("[role=row]").length, box.text, folded]; })()"""
+    rows, first, before, after, text, folded = opened(record, body)
+    assert rows == 4 and "weights[*]['" in first and before == 1 + 4 + 1  # the head, and the batch
+    assert after > before and "weights[0]['down']" in text and folded.count("result ") == 2
+
+
+@in_node
+def test_a_result_is_a_result_wherever_it_is_asked_for(record: PlanRecord) -> None:
+    body = """(() => { selectName("result[3]['up']"); const result = byId("details").text;
+      selectName("weights[3]['up']"); return [result, byId("details").text]; })()"""
+    result, argument = opened(record, body)
+    assert result.split()[0] == "result" and argument.split()[0] == "argument"
+
+
+@in_node
+def test_names_are_cut_in_the_middle(record: PlanRecord) -> None:
+    long = "params['decoder']['layers'][3]['attention']['out']['kernel']"
+    texts = f'[clipped({long!r}, 24), clipped("up", 24), clipped("dot_general", 6), clipped("layer_17", 5)]'
+    cut, short, *tight = opened(record, texts)
+    assert len(cut) == 24 and cut.startswith("params['dec") and cut.endswith("['kernel']") and "…" in cut
+    assert short == "up" and tight == ["dot_g…", "la…17"]
+
+
+@in_node
+def test_the_reason_of_a_layout_is_on_the_page() -> None:
+    plan = step_of_layers(SPREAD, 2 * ROWS)
+    record = plan.record(steps=True)
+    assert record.reasons and not plan.record().reasons
+    body = """(() => { const changed = [...Array(app.plan.valueCount).keys()].filter((v) => app.plan.isChanged(v));
+      const known = changed.filter((v) => app.plan.reasonOf(v)); selectValue(known[0]);
+      return [changed.length, known.length, app.plan.names[known[0]], byId("details").text]; })()"""
+    changed, known, name, text = opened(record, body)
+    assert known >= 0.5 * changed > 0
+    saves = {str(reason.saves) for reason in plan.why("timed_plans.py:43").instead}
+    assert name and any(f"this saves {each}." in " ".join(text.split()) for each in saves) and "plan.why" not in text
+    without = opened(
+        plan.record(), "savings([...Array(app.plan.valueCount).keys()].find((v) => app.plan.isChanged(v)))"
+    )
+    assert without and without[0].startswith("All layouts together: ")
+
+
+def test_a_phone_has_one_column_and_nothing_that_is_wider_than_it(record: PlanRecord) -> None:
+    text = page(record)
+    narrow = text[text.index("@media (max-width: 820px)") :]
+    narrow = narrow[: narrow.index("@media (prefers-reduced-motion")]
+    wide = [int(found) for found in re.findall(r"(?<!max-)width: (\d+)px", narrow)]
+    assert 'name="viewport" content="width=device-width' in text
+    assert [size for size in wide if size > 360] == [640]  # rows of tables, in a box that scrolls by itself
+    for each in (
+        "overflow: hidden auto",
+        "main { display: flex; flex-direction: column; }",
+        ".view-bar { flex-wrap: wrap; }",
+        "overflow-wrap",
+    ):
+        assert each in narrow
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("time-*.svg")), ids=lambda path: path.stem)
+def test_pictures_of_the_view_are_small_drawings_that_a_page_shows(picture: Path) -> None:
+    drawing = ElementTree.parse(picture).getroot()
+    assert drawing.tag.endswith("svg") and picture.stat().st_size < 150_000
+    said = "".join(drawing.itertext())
+    assert "forward" in said and "backward" in said and "peak" in said and "links: " in said
+    assert f"](../images/{picture.name})" in (ROOT / "docs" / "howto" / "profile.md").read_text()
+
+
+@in_node
+def test_a_picture_is_what_the_view_draws() -> None:
+    timelines = runpy.run_path(str(ROOT / "scripts" / "timelines"))
+    drawing = ElementTree.fromstring(timelines["picture"](step_of_layers(H100)))
+    texts = [each.text for each in drawing.iter() if each.tag.endswith("text")]
+    paths = [each for each in drawing.iter() if each.tag.endswith("path")]
+    assert {"compute", "forward", "backward", "update"} <= set(texts) and len(paths) > 8
+    assert any(str(text).startswith("links: ") for text in texts)
+    assert {"time-gpt", "time-experts", "time-pipeline"} == {f"time-{name}" for name in timelines["PROGRAMS"]}
