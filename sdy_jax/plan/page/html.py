@@ -181,7 +181,7 @@ class _Columns:
             "peak": memory.peak,
             # What an op takes and what it makes are not all there at one moment of it.
             "timeline": [min(size, memory.temporaries) for size in memory.timeline],
-            "always": [[held.kind, held.bytes] for held in memory.border],
+            "always": [[held.kind, held.bytes] for held in memory.border_by_kind],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
         }
 

@@ -242,7 +242,7 @@ class _Trace:
 
     def _memory(self, memory: RecordedMemory) -> Iterator[Event]:
         """What a device holds by kind; of ops that begin at one moment what is most."""
-        always = {held.kind: held.bytes for held in memory.border}
+        always = {held.kind: held.bytes for held in memory.border_by_kind}
         kinds = memory.temporaries_by(lambda buffer: buffer.kind)
         most = dict[float, int]()
         for op, start in enumerate(self._timeline.starts):

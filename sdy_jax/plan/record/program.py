@@ -343,7 +343,7 @@ class RecordedMemory:
     always: tuple[RecordedHeld, ...] = ()
 
     @property
-    def border(self) -> tuple[RecordedHeld, ...]:
+    def border_by_kind(self) -> tuple[RecordedHeld, ...]:
         """`always`; of plans that were saved before there were kinds, arguments and results."""
         both = RecordedHeld("arguments", self.arguments), RecordedHeld("results", self.own_results)
         return self.always or tuple(held for held in both if held.bytes)

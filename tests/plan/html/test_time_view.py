@@ -88,7 +88,7 @@ def test_layers_of_memory_add_up_to_what_the_record_says_is_held(by: str) -> Non
     assert memory is not None
     body = f"(({{ layers, points }}) => [layers, points.map((p) => [p.op, p.sizes])])(new Held(app.plan, '{by}'))"
     layers, points = shown(record, body)
-    border = [held.kind for held in memory.border]
+    border = [held.kind for held in memory.border_by_kind]
     assert layers[: len(border)] == border and len(points) > 1
     for op, sizes in points:
         assert sum(sizes) == pytest.approx(memory.held_at(op))

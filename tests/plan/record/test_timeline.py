@@ -361,7 +361,7 @@ def test_kinds_of_memory_add_up_to_what_is_held(name: str) -> None:
     memory = record_of(name).memory
     assert memory is not None
     kinds = memory.temporaries_by(lambda buffer: buffer.kind)
-    border = sum(held.bytes for held in memory.border)
+    border = sum(held.bytes for held in memory.border_by_kind)
     assert border == close(memory.arguments + memory.own_results)
     held = [border + sum(sizes[op] for sizes in kinds.values()) for op in range(len(memory.timeline))]
     assert held == pytest.approx([memory.held_at(op) for op in range(len(held))])
@@ -372,7 +372,7 @@ def test_kinds_of_memory_are_what_people_call_them() -> None:
     """Layers whose weights are gathered, whose inputs wait on the host, and whose products run again."""
     record = offloading(H100).record()
     assert record.memory is not None
-    always = {held.kind: held.bytes for held in record.memory.border}
+    always = {held.kind: held.bytes for held in record.memory.border_by_kind}
     matrices, rows = 2 * 2 * LAYERS * 4 * WIDTH * WIDTH / MESH.size, 2 * ROWS * WIDTH / 2
     sizes = {"weights": matrices, "optimizer state": matrices, "arguments": rows, "results": 2 * matrices}
     assert always == sizes
