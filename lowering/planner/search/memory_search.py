@@ -358,7 +358,7 @@ class _MemorySearch:
         for _ in range(MULTIPLIERS):
             program.set_memory_multipliers(multipliers.tolist())
             before, count = self._lowest, len(self.trials)
-            chosen = self._improver.improved(chosen, nearby=True)
+            chosen = self._improver.improved(chosen, nearby=not idle)  # near it, chains of nodes keep their layouts
             trial = self.follow(chosen)
             fits = self._budget.fits(trial)
             low, high = (low, multipliers) if fits else (multipliers, high)

@@ -64,6 +64,29 @@ def test_weights_that_are_freed_between_the_passes_are_gathered_twice(name):
     assert_same(step, *arguments, mesh=LINE, **specs(spec), layouts="global", memory=int(limit), rtol=1e-4)
 
 
+def test_a_stack_that_is_saved_is_split_in_wide_problems_too(monkeypatch):
+    """Node by node, as choices near others are made there, it stays as the loop carries it."""
+    monkeypatch.setattr(improvement, "_WIDE", 0)
+    weights = (jnp.ones((16, 32, 64)) / 32, jnp.ones((16, 64, 32)) / 64)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 32)), jnp.float32)
+
+    def layer(x, of_layer):
+        up, down = of_layer
+        return x + jnp.tanh(x @ up) @ down, None
+
+    def step(weights, x):
+        grads = jax.grad(lambda w: jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, w)[0] ** 2))(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+    split = (P(None, None, "y"), P(None, "y", None))
+    options = {"mesh": PLANE, "in_shardings": (split, P("x")), "out_shardings": split}
+    stack = 16 * x.size * x.dtype.itemsize // 2
+    peak = sdy.partition(step, **options, memory="1GiB").plan(weights, x).memory.peak
+    plan = sdy.partition(step, **options, memory=int(peak - stack)).plan(weights, x)
+    assert plan.memory.peak <= peak - stack
+    assert_same(step, weights, x, **options, memory=int(peak - stack), rtol=1e-4)
+
+
 def test_compiled_programs_gather_as_often_as_planned():
     """XLA sees two gathers of one value: it must not take them for one."""
     blocks, arguments, spec = PROGRAMS["unrolled"]
