@@ -26,9 +26,11 @@ from models.vision import UNet, VisionTransformer, denoised, trained_on_images
 
 LLAMA_8B = Llama(32, 4096, 32, 8, 128, 14336, 128256)
 LLAMA_70B = Llama(80, 8192, 64, 8, 128, 28672, 128256)
+LLAMA_405B = Llama(126, 16384, 128, 8, 128, 53248, 128256)
 TIED_256K = Llama(28, 3072, 16, 16, 256, 24576, 256000, tied=True)
 LARGE_EXPERTS = Llama(32, 4096, 32, 8, 128, 14336, 32000, experts=8, chosen=2, routing=ByCapacity(1.25))
 SMALL_EXPERTS = Llama(48, 2048, 32, 4, 128, 768, 151936, experts=128, chosen=8)
+QWEN_235B = Llama(94, 4096, 64, 4, 128, 1536, 151936, experts=128, chosen=8, routing=ByCapacity(1.25))
 VIT_H = VisionTransformer(32, 1280, 16, 5120, 14, 224, 1000)
 UNET = UNet((320, 640, 1280), 64, 4)
 BERT_LARGE = Bert(24, 1024, 16, 4096, 30528)  # 30522 words, padded as Megatron does
@@ -169,10 +171,13 @@ def _on(name: str, model: Any, per_chip: float, places: Iterable[Place], plainly
 _POD = (V5E_256, {"fsdp": 256}, FSDP)
 _POD_BY_HEADS = (V5E_256, {"fsdp": 16, "model": 16}, MEGATRON)
 _TWO = (TWO_SLICES, {"slice": 2, "fsdp": 16, "model": 16}, SLICES)
+_FOUR = (("tpu:v5e:16x16", 4), {"slice": 4, "fsdp": 16, "model": 16}, {**SLICES, "embed": ("slice", "fsdp")})
 _QUARTER = (V5E_64, {"fsdp": 64}, FSDP)
 _SERVER = (H100_8, {"fsdp": 8}, FSDP)
 _CLUSTER = (H100_64, {"fsdp": 64}, FSDP)
 _CLUSTER_BY_HEADS = (H100_64, {"fsdp": 8, "model": 8}, MEGATRON)
+_CLUSTER_BY_EXPERTS = (("gpu:h100:1x32x8", 1), {"fsdp": 32, "expert": 8}, EXPERTS)
+_LARGEST_BY_HEADS = (("gpu:h100:1x256x8", 1), {"fsdp": 256, "model": 8}, MEGATRON)
 _FEW = (
     (V5E_16, {"fsdp": 16}, FSDP),
     (V5E_16, {"fsdp": 4, "model": 4}, MEGATRON),
@@ -191,6 +196,8 @@ def _rows() -> Iterator[Row]:
     yield from _on("llama-8b-unrolled", _unrolled(LLAMA_8B), 1, (_POD, _CLUSTER))
     yield from _on("llama-8b-kept", _kept(LLAMA_8B), 1, (_QUARTER, _CLUSTER_BY_HEADS))
     yield from _on("llama-70b", LLAMA_70B, 0.25, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER_BY_HEADS), plainly=True)
+    yield from _on("llama-405b", LLAMA_405B, 1 / 16, (_FOUR, _LARGEST_BY_HEADS))
+    yield from _on("qwen3-235b", QWEN_235B, 1, (_CLUSTER_BY_EXPERTS,))
     yield from _on("tied-256k", TIED_256K, 1, (_POD, _POD_BY_HEADS, _CLUSTER))
     large = (V5E_256, {"fsdp": 32, "expert": 8}, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS)
     yield from _on("experts-8-large", LARGE_EXPERTS, 1, large)
