@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from planned_steps import Program, shapes
 
 import sdy_jax as sdy
 from sdy_jax.lowering.planner.search import layout_search
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 COSTS = sdy.CostModel.of_machine("tpu v5e", MESH)
 
 
