@@ -260,9 +260,10 @@ def _lowered(traced: Any, mesh: Any, platform: str, parameters: Any, knows_devic
     """A traced function lowered, in a context that `knows_devices` of the mesh, or not: with them jax (0.12) does not
     lower a `jax.shard_map` on another mesh."""
     with with_devices(mesh) if knows_devices else nullcontext():
-        found, around = copy(traced), get_concrete_mesh()
+        found = copy(traced)
+        around: Any = get_concrete_mesh()
         if knows_devices and around.empty and isinstance(mesh, jax.sharding.AbstractMesh):
-            around = mesh  # of none, rather than of jax's first device
+            around = mesh  # without devices, rather than jax's first one
         found._params = {**traced._params, "ctx_mesh": around}
         lower = _in_a_thread(found.lower) if _is_lowering() else found.lower
         try:
