@@ -27,7 +27,7 @@ from sdy_jax.ir.jax_shardings import (
     mesh_from_jax,
     to_partition_spec,
 )
-from sdy_jax.ir.meshes import Mesh
+from sdy_jax.ir.meshes import Mesh, primes
 from sdy_jax.ir.parsers import parse_sharding
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.validity import verify_sharding
@@ -348,11 +348,8 @@ _Axes = list[tuple[str, int]]
 
 def _prime_parts(name: str, size: int) -> _Axes:
     """An axis of prime size, or such parts of one."""
-    found: list[int] = []
-    while size > 1:
-        found.append(next(n for n in range(2, size + 1) if size % n == 0))
-        size //= found[-1]
-    return [(f"{name}.{i}", n) for i, n in enumerate(found)] if len(found) > 1 else [(name, math.prod(found))]
+    found = primes(size)
+    return [(f"{name}.{i}", n) for i, n in enumerate(found)] if len(found) > 1 else [(name, size)]
 
 
 def _mesh(devices: Sequence[jax.Device], axes: Sequence[_Axes]) -> jax.sharding.Mesh:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice, product
 from typing import NamedTuple
 
 from sdy_jax.ir.collectives import BY_STRIPS, leads_to_blocks
+from sdy_jax.ir.meshes import primes
 from sdy_jax.lowering.reshard.relayouts import Atoms, Change, StripTotals, change, is_relaid, sent
 from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, last_cut, rate, wire_bytes
@@ -407,7 +408,7 @@ def fine_cuts(problem: ReshardProblem) -> list[AtomCut]:
     sizes, whole = problem.sizes, math.prod(problem.sizes)
     if not problem.divides:
         return [tuple((n,) for n in sizes)]
-    units = [_unit(p, [*sizes, *(math.gcd(n, whole) for n in problem.shape)]) for p in sorted(set(_primes(whole)))]
+    units = [_unit(p, [*sizes, *(math.gcd(n, whole) for n in problem.shape)]) for p in sorted(set(primes(whole)))]
     ways = [list(islice(_orders(_parts_in(units, n)), MAX_REFINEMENTS)) for n in sizes]
     return list(islice(product(*ways), MAX_REFINEMENTS))
 
@@ -437,7 +438,7 @@ def _orders(parts: list[int]) -> Iterator[tuple[int, ...]]:
 
 def _unit(prime: int, numbers: list[int]) -> int:
     """The largest power of a prime of which all numbers hold a power."""
-    return prime ** math.gcd(*(_primes(n).count(prime) for n in numbers if n))
+    return prime ** math.gcd(*(primes(n).count(prime) for n in numbers if n))
 
 
 def _parts_in(units: list[int], n: int) -> list[int]:
@@ -447,17 +448,6 @@ def _parts_in(units: list[int], n: int) -> list[int]:
             parts.append(unit)
             n //= unit
     return parts
-
-
-@lru_cache(maxsize=1 << 10)
-def _primes(n: int) -> tuple[int, ...]:
-    factors, p = [], 2
-    while n > 1:
-        while n % p == 0:
-            factors.append(p)
-            n //= p
-        p += 1
-    return tuple(factors)
 
 
 def refined(problem: ReshardProblem, cut: AtomCut) -> ReshardProblem:

@@ -125,7 +125,7 @@ def inside_of(frames: tuple[CallFrame, ...], outer: Sequence[tuple[str, str]]) -
 
 
 def alike_from_start(some: Sequence[object], others: Sequence[object]) -> int:
-    """With how many equal entries two paths begin, of scopes or of frames.
+    """With how many equal entries two lists begin, of scopes, of frames or of axes.
 
     >>> alike_from_start(["step", "layer", "mlp"], ["step", "layer", "attention", "softmax"])
     2

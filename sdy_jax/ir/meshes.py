@@ -213,6 +213,22 @@ def axes_size(axes: Iterable[AxisRef], mesh: Mesh) -> int:
 
 
 @lru_cache(maxsize=1024)
+def primes(number: int) -> tuple[int, ...]:
+    """The prime factors of a size, ascending: the smallest parts that an axis may be cut into.
+
+    >>> primes(12)
+    (2, 2, 3)
+    """
+    found, prime = [], 2
+    while number > 1:
+        while number % prime == 0:
+            found.append(prime)
+            number //= prime
+        prime += 1
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
 def quoted(name: str) -> str:
     """`name` as an MLIR string literal."""
     return '"' + "".join(map(_escaped, name.encode(errors="surrogateescape"))) + '"'

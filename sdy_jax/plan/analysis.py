@@ -280,8 +280,9 @@ def analyze(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ana
     rows = sorted([row for row in rows if row.wire_bytes or row.instructions], key=_weight, reverse=True)
     held = compiled_memory(compiled)
     memory = MeasuredMemory.of(held) if held is not None else None
-    run = _run(plan, found, sent, {each.name: each for each in instructions(text)})
-    return Analysis(plan, found.seconds, tuple(rows), memory, _by_scope(text, found), run)
+    known = list(instructions(text))
+    run = _run(plan, found, sent, {each.name: each for each in known})
+    return Analysis(plan, found.seconds, tuple(rows), memory, _by_scope(known, found), run)
 
 
 def _run(plan: Plan, found: Measured, sent: Sequence[Scope], known: Mapping[str, Instruction]) -> RecordedRun:
@@ -349,10 +350,10 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
     )
 
 
-def _by_scope(text: str, found: Measured) -> tuple[MeasuredScope, ...]:
+def _by_scope(known: Sequence[Instruction], found: Measured) -> tuple[MeasuredScope, ...]:
     """What was measured by the scopes of the user's ops, those that took longest first."""
     scopes: dict[str, MeasuredScope] = {}
-    for each in instructions(text):
+    for each in known:
         seconds = found.instructions.get(each.name)
         if seconds is not None:
             before = scopes.get(each.scope, MeasuredScope(each.scope, 0.0, 0.0, 0.0))

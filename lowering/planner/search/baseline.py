@@ -114,8 +114,8 @@ class Reconsidered:
         self.graph = prepared(module, setting)
         start = baseline_of(self.graph, setting)
         self._meshes, self.costs = start.placed.meshes, setting.costs
-        self._decided = dict(start.placed.layouts.decided)
-        self._number = {op: number for number, op in enumerate(self.graph.ops)}
+        ops, decided = self.graph.ops, start.placed.layouts.decided
+        self._decided = {ops[number]: decision for number, decision in decided.items()}
         self.program = planning_problem(self.graph, start.placed, setting, start.atoms)
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
@@ -138,7 +138,7 @@ class Reconsidered:
     def flops(self, term: Term) -> float:
         """The floating-point operations, as people count them, of those that a term is about."""
         op = self.op(term.node)
-        decision = self._decided.get(self._number[op]) if op is not None else None
+        decision = self._decided.get(op) if op is not None else None
         return 0.0 if op is None or decision is None else term.operations * flops_per_operation(op, decision.kind)
 
     def made(self, number: int, choice: Sequence[int]) -> TensorSharding:

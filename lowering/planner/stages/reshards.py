@@ -120,10 +120,11 @@ class Chain:
     def replace_with(self, plan: ReshardPlan) -> None:
         """Writes a plan's collectives in its place."""
         tail, current = self.ops[-1], self.value
-        first = plan.steps[0] if plan.steps else None
-        is_unstated = first is not None and first.kind not in _TAKE_ANYTHING and current_sharding(current) is None
-        if is_unstated or (first is not None and first.result.unreduced_axes):
-            set_sharding(current, self.source)
+        if plan.steps:
+            first = plan.steps[0]
+            is_unstated = first.kind not in _TAKE_ANYTHING and current_sharding(current) is None
+            if is_unstated or first.result.unreduced_axes:
+                set_sharding(current, self.source)
         for step in (*self._freed_of_axes_of_one(plan), *plan.steps):
             current = create_collective(step, current, tail.location, ir.InsertionPoint(tail))
         self.replace_by(current)

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sdy_jax.ir.call_stacks import alike_from_start
 from sdy_jax.ir.collectives import Params, SdyCollective
-from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, can_merge, merge_neighbours
+from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, can_merge, merge_neighbours, primes
 from sdy_jax.ir.shardings import TensorSharding
 
 # A reshard moves axes between dimensions. Shardy's order is fixed, whatever it costs:
@@ -273,7 +274,7 @@ class _Arrangement:
         middle = [atom for atom in now if atom not in self._targets and atom not in self._head_of]
         if not is_turned:
             return middle
-        moved = head[len(_common_prefix(now, head)) :]
+        moved = head[alike_from_start(now, head) :]
         own = [atom for atom in moved if atom in now]
         coming = [atom for atom in moved if atom not in now and self._reshard._is_here(atom)]
         leaving = [atom for atom in now if self._targets.get(atom) == dim or self._head_of.get(atom, dim) != dim]
@@ -312,10 +313,6 @@ def _starts_with(atoms: Atoms, head: Atoms) -> bool:
     return atoms[: len(head)] == head
 
 
-def _common_prefix(a: Atoms, b: Atoms) -> Atoms:
-    return [x for x, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))]
-
-
 def _is_block(atoms: Atoms, others: Atoms) -> bool:
     first = others.index(atoms[0])
     return others[first : first + len(atoms)] == atoms
@@ -352,19 +349,8 @@ def _with_primes(cuts: list[int], is_ascending: bool) -> list[int]:
     """
     found = [cuts[0]]
     for major, minor in itertools.pairwise(cuts):
-        for prime in _primes(minor // major)[:: 1 if is_ascending else -1]:
+        for prime in primes(minor // major)[:: 1 if is_ascending else -1]:
             found.append(found[-1] * prime)
-    return found
-
-
-def _primes(number: int) -> list[int]:
-    """Its prime factors, ascending."""
-    found, prime = [], 2
-    while number > 1:
-        while number % prime == 0:
-            found.append(prime)
-            number //= prime
-        prime += 1
     return found
 
 

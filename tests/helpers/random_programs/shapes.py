@@ -6,6 +6,7 @@ import math
 import random
 
 from random_programs.tensors import Case, Shape, Tensor, family, i64s
+from sdy_jax.ir.meshes import primes
 from sdy_jax.shardy.rules.registry import names
 
 UNARY = names(
@@ -99,16 +100,6 @@ def broadcast_in_dim(rng: random.Random, x: Tensor) -> Case | None:
             shape[to] = x.shape[source]
     result = Tensor(tuple(shape), x.dtype)
     return Case("stablehlo.broadcast_in_dim", [x], [result], f"broadcast_dimensions = {i64s(dims)}")
-
-
-def primes(n: int) -> list[int]:
-    found, p = [], 2
-    while n > 1:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
-    return found
 
 
 def regrouped(rng: random.Random, shape: Shape) -> Shape:
