@@ -28,7 +28,7 @@ from models.kernels import assume_cudnn, kernel_seconds
 from models.rows import ROWS, Row
 from sdy_jax.cli.devices import Topology, prepare
 from sdy_jax.lowering.targets.gpu import ALLOCATED
-from sdy_jax.lowering.targets.target import machine_name, machines
+from sdy_jax.lowering.targets.target import machine_called, machine_name, machines
 from sdy_jax.plan.estimates import compiled_memory
 from sdy_jax.plan.profile import collectives_in_hlo, estimated_cycles, totals
 
@@ -226,47 +226,69 @@ def measured(
 
 
 def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Side:
-    """As `measured`, here."""
+    """As `measured`, here. What is not compiled is planned by published rates, on no devices."""
+    if not compiles:
+        return _planned(row, how)
     topology = Topology.of(*row.chips)
     mesh = topology.mesh(sdy.Mesh.of(**row.axes))
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
     layout = Layout(mesh, row.rules, "constrained" in how)
     made = (row.jits or row) if "jit" in how else row
     program = made.make(made.model, layout)
-    side = Side(model=program.flops / (len(topology.devices) * _peak(topology)))
+    side = Side(model=program.flops / (len(topology.devices) * _peak(topology.devices[0].device_kind)))
     lower = _jit if "jit" in how else _ours
     try:
-        lowered = lower(program, layout, how, side, compiles)
+        lowered = lower(program, layout, how, side)
     except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
-        side.error = str(error).splitlines()[0][:300]
-        return side
-    if compiles:
-        found = compiled(lowered, topology, {}, kept)
-        side = replace(side, **asdict(found), packed=found.memory)
-        if "ours" in how and side.memory > side.plan_memory / MEMORY_APART[0] and not side.error:
-            side.packed = min(side.memory, _packed(lowered, topology, side, kept))
+        return _refusal(side, error)
+    found = compiled(lowered, topology, {}, kept)
+    side = replace(side, **asdict(found), packed=found.memory)
+    if "ours" in how and side.memory > side.plan_memory / MEMORY_APART[0] and not side.error:
+        side.packed = min(side.memory, _packed(lowered, topology, side, kept))
     return side
 
 
-def _peak(topology: Topology) -> float:
+def _planned(row: Row, how: set[str]) -> Side:
+    mesh, costs = row.described()
+    layout = Layout(mesh, row.rules, "constrained" in how)
+    program = row.make(row.model, layout)
+    side = Side(model=program.flops / (mesh.size * _peak(row.chips[0].split(":")[1])))
+    function = program.partitioned(layout, automatic="auto" in how, costs=costs, on_unknown="ignore")
+    try:
+        _plan(function, program, side)
+    except sdy.SdyError as error:
+        return _refusal(side, error)
+    return side
+
+
+def _refusal(side: Side, error: Exception) -> Side:
+    return replace(side, error=str(error).splitlines()[0][:300])
+
+
+def _peak(kind: str) -> float:
     """The operations per second of a chip."""
-    machine = machine_name(topology.devices[0].device_kind)
+    machine = machine_called(kind) or machine_name(kind)
     assert machine is not None  # all rows' chips are known
     return machines()[machine].chip.flops
 
 
-def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
+def _ours(program: Program, layout: Layout, how: set[str], side: Side) -> Any:
     function = program.partitioned(layout, automatic="auto" in how)
+    _plan(function, program, side)
+    return function.lower(*program.arguments)
+
+
+def _plan(function: sdy.PartitionedFunction[..., Any], program: Program, side: Side) -> None:
+    """What planning takes, and what the plan says."""
     start = time.process_time()
     plan = function.plan(*program.arguments)
     side.planned = time.process_time() - start
     side.took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     side.available, side.plan_memory = plan.memory.available / GIB, plan.memory.peak / GIB
     side.plan_bytes, side.plan_time, side.links = plan.wire_bytes / GIB, plan.time.total, plan.time.communication
-    return function.lower(*program.arguments) if compiles else None
 
 
-def _jit(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
+def _jit(program: Program, layout: Layout, how: set[str], side: Side) -> Any:
     return program.jitted(layout).lower(*program.arguments)
 
 

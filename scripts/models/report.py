@@ -10,8 +10,9 @@ from typing import Any
 from models.measure import MEMORY_APART, Side
 from models.rows import Row
 
-MOST_SECONDS = {1: 30.0, 2: 60.0, 3: 60.0}
-"""Per number of mesh axes, the CPU seconds that a scanned model may take to be planned."""
+MOST_SECONDS = {1: 30.0}
+MOST_SECONDS_OF_AXES = 60.0
+"""Per number of mesh axes, the CPU seconds that a scanned model may take to be planned; and of any more."""
 
 BYTES_APART = 1.05
 """How far the plan's bytes may be from the compiled program's: over it, or over its inverse."""
@@ -78,7 +79,7 @@ class Result:
         if ours.error and not ours.planned:
             yield f"no plan: {ours.error}"
             return
-        limit = MOST_SECONDS[len(self.row.axes)]
+        limit = MOST_SECONDS.get(len(self.row.axes), MOST_SECONDS_OF_AXES)
         if self.row.is_scanned and ours.planned > limit:
             yield f"planned in {ours.planned:.0f} s, for {limit:.0f}"
         if not self.row.is_scanned and self.jit and self.jit.compiled and ours.planned > self.jit.compiled:

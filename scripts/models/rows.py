@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
+import sdy_jax as sdy
 from models.common import Array, Layout, Program, Tree, bf16, cross_entropy, i32, is_array, training
 from models.experts import ByCapacity, Dropless, megablox
 from models.kernels import Cudnn, Splash
@@ -64,6 +65,9 @@ Place = tuple[tuple[str, int], Mapping[str, int], Rules]
 Make = Callable[[Any, Layout], Program]
 """The program of a model and a layout."""
 
+NETWORK = 50e9
+"""Bytes per second between servers of eight GPUs and slices of TPUs."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -90,11 +94,24 @@ class Row:
         return bool(getattr(self.model, "scanned", True))
 
     def with_layers(self, layers: int) -> Row:
-        """The same with fewer layers, where the model has a number of them."""
+        """The same with fewer layers, where the model has a number of them: so many cycles, where layers are of several
+        kinds that come in turn."""
         if not layers or not hasattr(self.model, "layers"):
             return self
-        jits = self.jits and self.jits.with_layers(layers)
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, layers=layers), jits=jits)
+        jits, count = self.jits and self.jits.with_layers(layers), layers * getattr(self.model, "cycle", 1)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, layers=count), jits=jits)
+
+    def described(self) -> tuple[AbstractMesh, sdy.CostModel]:
+        """The row's mesh on no devices, and the published rates of its chips: what a plan takes, and no compiler."""
+        sizes = tuple(self.axes.values())
+        mesh = AbstractMesh(sizes, tuple(self.axes), axis_types=(AxisType.Auto,) * len(sizes))
+        _, machine, shape = self.chips[0].split(":")
+        slices, *hosts = shape.split("x")
+        if machine == "h100" and slices != "1":
+            machine = f"{slices} x {machine} x{math.prod(map(int, hosts))}"
+        joined = self.chips[1] > 1 or self.chips[0] == "gpu:h100:1x8x8"
+        slow = {next(iter(self.axes)): NETWORK} if joined else {}
+        return mesh, sdy.CostModel.of_machine(machine, mesh, slow)
 
 
 def _row(name: str, model: Any, make: Make, place: Place, by_kernels: bool = False, jits: Row | None = None) -> Row:
