@@ -137,7 +137,7 @@ def is_array(tree: Tree) -> bool:
     return isinstance(tree, Array)
 
 
-def training(loss: Callable[..., jax.Array], weights: Tree, batch: tuple[Array, ...], flops: float = 0.0) -> Program:
+def training(loss: Callable[..., jax.Array], weights: Tree, batch: tuple[Tree, ...], flops: float = 0.0) -> Program:
     """A step of AdamW on float32 weights: `(weights, m, v, *batch) -> (weights, m, v, loss)`.
 
     Args:
@@ -181,30 +181,31 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale).astype(x.dtype)
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | float) -> jax.Array:
     wide = x.astype(f32)
     wide = wide - wide.mean(-1, keepdims=True)
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale + bias).astype(x.dtype)
 
 
-def rotary(x: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+def rotary(x: jax.Array, positions: jax.Array | None = None, base: float = 10000.0) -> jax.Array:
     """Rotary positions of `x` (batch, sequence, heads, width), from 0 on or given: (sequence) or (batch, sequence)."""
     width = x.shape[-1]
     positions = jnp.arange(x.shape[1]) if positions is None else positions
-    turns = positions[..., None] * 10000.0 ** (-jnp.arange(0, width, 2) / width)
+    turns = positions[..., None] * base ** (-jnp.arange(0, width, 2) / width)
     cos, sin = (f(turns)[..., None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x, 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Grouped attention: `q` (batch, sequence, heads, width), `k` and `v` of fewer heads; scores in float32."""
+    """Grouped attention: `q` (batch, sequence, heads, width), `k` and `v` of fewer heads, whose values may have another
+    width; scores in float32."""
     batch, length, heads, width = q.shape
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
     scores = jnp.einsum("bqkgd,btkd->bkgqt", grouped, k).astype(f32) * width**-0.5
     scores = scores if mask is None else jnp.where(mask, scores, -1e30)
     found = jnp.einsum("bkgqt,btkd->bqkgd", jax.nn.softmax(scores, -1).astype(q.dtype), v)
-    return found.reshape(batch, length, heads, width)
+    return found.reshape(batch, length, heads, v.shape[-1])
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -55,7 +55,12 @@ class ByCapacity:
     capacity: float
 
     def __call__(self, model: Mixture, h: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
-        experts, shares = _routed(model, h, weights)
+        return self.sent(model, h, *_routed(model, h, weights), weights, layout)
+
+    def sent(
+        self, model: Mixture, h: jax.Array, experts: jax.Array, shares: jax.Array, weights: Tree, layout: Layout
+    ) -> jax.Array:
+        """What is made of tokens whose experts and shares are known."""
         places = int(self.capacity * h.shape[1] * model.chosen / model.experts)
         taken = jax.nn.one_hot(experts, model.experts, dtype=jnp.int32)
         order = jnp.cumsum(taken.reshape(h.shape[0], -1, model.experts), 1).reshape(taken.shape) * taken - 1

@@ -36,9 +36,10 @@ _CUDNN = 91300
 """The version that kernels are traced for: that of CUDA 13's images."""
 
 
-def written_out(q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout) -> jax.Array:
-    """In plain JAX, which holds the scores."""
-    return attention(q, k, v, jnp.tril(jnp.ones((q.shape[1],) * 2, bool)))
+def written_out(q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout, window: int = 0) -> jax.Array:
+    """In plain JAX, which holds the scores. `window`: the tokens that one attends to; all before it where it is 0."""
+    mask = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
+    return attention(q, k, v, mask & ~jnp.tril(mask, -window) if window else mask)
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,14 @@ class Splash:
         mapped: in a `shard_map` around the call alone, as MaxText has it: batch and heads split as the layout says, and
             queries where it splits sequences, with all keys. Else called plainly.
         interpret: for devices that are no TPUs.
+        window: the tokens that one attends to; all before it where it is 0.
+        causal: a token attends to none after it.
     """
 
     mapped: bool = True
     interpret: bool = False
+    window: int = 0
+    causal: bool = True
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout) -> jax.Array:
         shards = _shards(layout, "heads")
@@ -72,7 +77,10 @@ class Splash:
     def _kernel(self, q: jax.Array, k: jax.Array, parts: int) -> Any:
         """That of the queries of one head of keys; `parts`: those that the sequence is split into."""
         length = q.shape[1]
-        mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (q.shape[2] // k.shape[2]))
+        whole = masks.CausalMask if self.causal else masks.FullMask
+        shape = (length, k.shape[1])
+        of_head = masks.LocalMask(shape, (self.window - 1, 0), 0) if self.window else whole(shape)
+        mask = masks.MultiHeadMask([of_head] * (q.shape[2] // k.shape[2]))
         block = min(BLOCK, length // parts)
         sizes = splash.BlockSizes(*(block,) * 8)
         return splash.make_splash_mqa(
@@ -82,12 +90,15 @@ class Splash:
 
 @dataclass(frozen=True)
 class Cudnn:
-    """cuDNN's fused attention, which takes fewer heads of keys as they are. `mapped`: as `Splash` has it."""
+    """cuDNN's fused attention, which takes fewer heads of keys as they are. Its fields are as those of `Splash`."""
 
     mapped: bool = True
+    window: int = 0
+    causal: bool = True
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout) -> jax.Array:
-        attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
+        local = (self.window - 1, 0) if self.window else None
+        attend = partial(jax.nn.dot_product_attention, is_causal=True, local_window_size=local, implementation="cudnn")
         if not self.mapped:
             return attend(q, k, v)
         queries, keys = layout.spec(QUERIES), layout.spec(KEYS)
@@ -106,7 +117,7 @@ def _by_heads(kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Arra
     """A kernel of one sequence, and of the queries of one head of keys, for all of them."""
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1]).transpose(0, 2, 3, 1, 4)
     found = jax.vmap(jax.vmap(kernel))(grouped, k.swapaxes(1, 2), v.swapaxes(1, 2))
-    return found.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+    return found.transpose(0, 3, 1, 2, 4).reshape(*q.shape[:-1], v.shape[-1])
 
 
 def _shards(layout: Layout, name: str) -> int:

@@ -11,16 +11,22 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
 import sdy_jax as sdy
-from models.common import Array, Layout, Program, Tree, bf16, cross_entropy, i32, is_array, training
+from models.common import Layout, Program
+from models.deepseek import DeepSeek, trained_deepseek
 from models.experts import ByCapacity, Dropless, megablox
+from models.gemma import Gemma, trained_gemma
+from models.graphs import Weather, trained_weather
 from models.kernels import Cudnn, Splash
 from models.llama import Bert, Llama, Lstm, trained, trained_bert, trained_lstm
+from models.mamba import Hybrid, Mamba, Mixer, trained_states
+from models.pipelines import pipelined
+from models.retrieval import TwoTowers, trained_towers
 from models.serving import RaggedPages, SplitPages, decoded, decoded_from_pages, prefilled
-from models.vision import UNet, VisionTransformer, denoised, trained_on_images
+from models.video import VideoTransformer, trained_on_videos
+from models.vision import ParallelTransformer, UNet, VisionTransformer, denoised, trained_on_images
 
 # The rows of `scripts/bench_models`: a model, chips, and how it lies on them, as MaxText and "How to Scale Your Model"
 # state it: batch and weights along `fsdp`, heads, MLPs and vocabulary along `model`, experts along `expert`.
@@ -32,13 +38,24 @@ TIED_256K = Llama(28, 3072, 16, 16, 256, 24576, 256000, tied=True)
 LARGE_EXPERTS = Llama(32, 4096, 32, 8, 128, 14336, 32000, experts=8, chosen=2, routing=ByCapacity(1.25))
 SMALL_EXPERTS = Llama(48, 2048, 32, 4, 128, 768, 151936, experts=128, chosen=8)
 QWEN_235B = Llama(94, 4096, 64, 4, 128, 1536, 151936, experts=128, chosen=8, routing=ByCapacity(1.25))
+GEMMA_27B = Gemma(62, 5376, 32, 16, 128, 21504, 262144, 1024)
+MAMBA_7B = Mamba(64, Mixer(4096, 128, 64, 128, 8), 32768)
+JAMBA = Llama(1, 4096, 32, 8, 128, 14336, 65536)
+HYBRID_52B = Hybrid(
+    32, Mixer(4096, 128, 64, 128, 8), JAMBA, replace(JAMBA, experts=16, chosen=2, routing=ByCapacity(1.25))
+)
+DEEPSEEK_671B = DeepSeek(58, 7168, 128, 1536, 512, 128, 64, 18432, 2048, 256, 8, 129280, ByCapacity(1.25))
+VIDEO_30B = VideoTransformer(48, 6144, 48, 16384, 32, 48, Cudnn(causal=False))
+TOWERS = TwoTowers(10**9, 10**9, 64, 64, (1024, 512, 128))
+WEATHER = Weather(16, 721 * 1440, 40962, 327660, 1618824, 3114720, 474, 227, 512)
+VIT_22B = ParallelTransformer(48, 6144, 48, 24576, 14, 224, 29593)
 VIT_H = VisionTransformer(32, 1280, 16, 5120, 14, 224, 1000)
 UNET = UNet((320, 640, 1280), 64, 4)
 BERT_LARGE = Bert(24, 1024, 16, 4096, 30528)  # 30522 words, padded as Megatron does
 LSTM = Lstm(2, 1024, 8192, 50000)
 
 Rules = Mapping[str, str | tuple[str, ...]]
-TENSOR: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocabulary": "model"}
+TENSOR: Rules = dict.fromkeys(("heads", "kv_heads", "groups", "mlp", "vocabulary"), "model")
 FSDP: Rules = {"batch": "fsdp", "embed": "fsdp"}
 MEGATRON: Rules = {**FSDP, **TENSOR}
 SLICES: Rules = {**MEGATRON, "batch": ("slice", "fsdp")}
@@ -47,6 +64,18 @@ SEQUENCE: Rules = {**TENSOR, "seq": "seq", "cache": "seq"}
 LONG: Rules = {"batch": "fsdp", "seq": "seq", "embed": ("fsdp", "seq")}
 BATCH: Rules = {**TENSOR, "batch": "data"}
 CACHE: Rules = {**TENSOR, "cache": "seq"}
+ROWS_OF_TABLES: Rules = {"batch": ("data", "rows"), "rows": ("data", "rows")}
+GRAPH: Rules = {"batch": "data", "embed": "data", "nodes": "graph", "edges": "graph"}
+FIVE_AXES: Rules = {
+    **dict.fromkeys(("heads", "kv_heads", "mlp", "vocabulary"), "tensor"),
+    "batch": ("data", "fsdp", "expert"),
+    "tokens": ("data", "fsdp"),
+    "seq": "context",
+    "embed": ("fsdp", "context"),
+    "expert": "expert",
+}
+"""As MaxText's rules of logical axes have it, whose names of mesh axes these are."""
+SIX_AXES: Rules = {**FIVE_AXES, "stage": "stage"}
 SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
 
 V5E_8, V5E_16, V5E_64, V5E_256, TWO_SLICES = (
@@ -195,6 +224,9 @@ _CLUSTER = (H100_64, {"fsdp": 64}, FSDP)
 _CLUSTER_BY_HEADS = (H100_64, {"fsdp": 8, "model": 8}, MEGATRON)
 _CLUSTER_BY_EXPERTS = (("gpu:h100:1x32x8", 1), {"fsdp": 32, "expert": 8}, EXPERTS)
 _LARGEST_BY_HEADS = (("gpu:h100:1x256x8", 1), {"fsdp": 256, "model": 8}, MEGATRON)
+_CUBE = (("tpu:v5p:8x8x8", 1), {"fsdp": 64, "model": 8}, MEGATRON)
+_SERVERS_BY_HEADS = (("gpu:h100:8x1x8", 1), {"fsdp": 8, "model": 8}, MEGATRON)
+_SERVERS_BY_EXPERTS = (("gpu:h100:16x1x8", 1), {"fsdp": 16, "expert": 8}, EXPERTS)
 _FEW = (
     (V5E_16, {"fsdp": 16}, FSDP),
     (V5E_16, {"fsdp": 4, "model": 4}, MEGATRON),
@@ -216,6 +248,25 @@ def _rows() -> Iterator[Row]:
     yield from _on("llama-405b", LLAMA_405B, 1 / 16, (_FOUR, _LARGEST_BY_HEADS))
     yield from _on("qwen3-235b", QWEN_235B, 1, (_CLUSTER_BY_EXPERTS,))
     yield from _on("tied-256k", TIED_256K, 1, (_POD, _POD_BY_HEADS, _CLUSTER))
+    for place in (_POD, _CUBE):
+        yield from _with_kernels(
+            "gemma-27b",
+            _attending(GEMMA_27B, partial(trained_gemma, batch=_batch(1, place), sequence=4096)),
+            place,
+            False,
+        )
+    for place in (_POD_BY_HEADS, _SERVERS_BY_HEADS):
+        states = partial(trained_states, batch=_batch(1, place), sequence=8192)
+        yield _row("mamba-7b", MAMBA_7B, states, place)
+    yield _row("hybrid-52b", HYBRID_52B, partial(trained_states, batch=128, sequence=4096), _SERVERS_BY_EXPERTS)
+    by_experts = (("tpu:v5p:8x8x8", 1), {"fsdp": 8, "expert": 64}, EXPERTS)
+    step = partial(trained_deepseek, batch=512, sequence=4096)
+    yield from _with_kernels("deepseek-671b", _attending(DEEPSEEK_671B, step), by_experts, False)
+    staged = partial(pipelined, scanned=True)
+    for rules, chips, made in ((FIVE_AXES, "tpu:v5p:2x4x4", trained), (SIX_AXES, "tpu:v5p:4x4x4", staged)):
+        axes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context", *(["stage"] if made is staged else [])), 2)
+        step = partial(made, batch=64, sequence=4096)
+        yield from _with_kernels("mixtral", _attending(LARGE_EXPERTS, step), ((chips, 1), axes, rules), False)
     large = (V5E_256, {"fsdp": 32, "expert": 8}, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS)
     yield from _on("experts-8-large", LARGE_EXPERTS, 1, large)
     for place in (_POD, *large):
@@ -251,6 +302,20 @@ def _rows() -> Iterator[Row]:
     yield _row("decode-by-sequence", LLAMA_8B, step, (H100_8, {"seq": 2, "model": 4}, CACHE))
     images = partial(trained_on_images, batch=512)
     yield from (_row("vit-h", VIT_H, images, place) for place in _FEW)
+    for axes, rules in (({"fsdp": 1024}, FSDP), ({"fsdp": 128, "model": 8}, MEGATRON)):
+        images = partial(trained_on_images, batch=65536)
+        yield _row("vit-22b", VIT_22B, images, (("tpu:v4:8x8x16", 1), axes, rules))
+    of_videos = (("gpu:h100:32x1x8", 1), {"fsdp": 32, "seq": 8}, LONG)
+    for name, kernel in (("", Cudnn(causal=False)), ("-plain", Cudnn(False, causal=False))):
+        yield _row(
+            f"video-30b{name}", replace(VIDEO_30B, attention=kernel), partial(trained_on_videos, batch=32), of_videos
+        )
+    towers = partial(trained_towers, batch=65536)
+    yield _row("two-towers", TOWERS, towers, (V5E_64, {"data": 8, "rows": 8}, ROWS_OF_TABLES))
+    yield _row("two-towers", TOWERS, towers, (("gpu:h100:8x1x8", 1), {"data": 8, "rows": 8}, ROWS_OF_TABLES))
+    for axes in ({"data": 32}, {"data": 16, "graph": 4}):
+        chips = "tpu:v4:" + ("4x4x2" if len(axes) == 1 else "4x4x4")
+        yield _row("weather", WEATHER, partial(trained_weather, batch=axes["data"]), ((chips, 1), axes, GRAPH))
     space = partial(denoised, batch=64)
     yield _row("unet", UNET, space, (V5E_16, {"data": 4, "space": 4}, SPACE))
     yield _row("unet", UNET, space, (H100_8, {"data": 2, "space": 4}, SPACE))
@@ -270,44 +335,7 @@ _TINY = Llama(4, 128, 4, 2, 32, 512, 512)
 _MIXED = replace(_TINY, experts=4, chosen=2, routing=ByCapacity(1.25))
 _MIXTRAL = replace(_TINY, layers=2, experts=8, chosen=2, routing=Dropless(jax.lax.ragged_dot))
 
-MICROBATCHES = 4
 STAGED: Rules = {**FSDP, "stage": "stage"}
-
-
-def pipelined(model: Llama, layout: Layout, batch: int, sequence: int, stages: int = 2) -> Program:
-    """A step of stages side by side, each of some layers under `vmap`: in each trip of a loop a stage takes what the
-    one before it made, by a concatenation, and the first one the next microbatch."""
-    per_stage = model.layers // stages
-    small = (batch // MICROBATCHES, sequence, model.d)
-    names = ("stage", "batch", "seq", None)
-
-    def stage(x: jax.Array, weights: Tree) -> jax.Array:
-        plain = replace(layout, constrained=False)
-        for number in range(per_stage):
-            x = model.layer(x, jax.tree.map(lambda w, number=number: w[number], weights), plain)
-        return x
-
-    def loss(weights: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-        x = weights["embedding"].astype(bf16)[tokens].reshape(MICROBATCHES, *small)
-        staged = jax.tree.map(lambda w: w.reshape(stages, per_stage, *w.shape[1:]), weights["layers"])
-        trips = MICROBATCHES + stages - 1
-
-        def trip(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-            state, done = carry
-            first = jax.lax.dynamic_index_in_dim(x, jnp.minimum(number, MICROBATCHES - 1))
-            state = layout(jnp.concatenate([first, state[:-1]]), *names)
-            state = layout(jax.vmap(jax.checkpoint(stage))(state, staged), *names)
-            place = jnp.maximum(number - stages + 1, 0)
-            return (state, jax.lax.dynamic_update_index_in_dim(done, state[-1], place, 0)), None
-
-        start = layout(jnp.zeros((stages, *small), bf16), *names), jnp.zeros_like(x)
-        (_, done), _ = jax.lax.scan(trip, start, jnp.arange(trips))
-        return cross_entropy(model.logits(done.reshape(batch, sequence, -1), weights, layout), targets)
-
-    given = model.weights()
-    layers = jax.tree.map(lambda w: Array(w.shape, ("stage", *w.names[1:])), given["layers"], is_leaf=is_array)
-    tokens = Array((batch, sequence), ("batch", "seq"), i32)
-    return training(loss, {**given, "layers": layers}, (tokens, tokens), model.flops(batch, sequence))
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,36 @@ class VisionTransformer:
         return cross_entropy(layer_norm(x[:, 0], **weights["norm"]) @ weights["head"].astype(bf16), labels)
 
 
+@dataclass(frozen=True)
+class ParallelTransformer(VisionTransformer):
+    """Attention and MLP of a layer beside each other, of the same normalized input, and normalized queries and keys
+    (Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters", arXiv 2302.05442). ViT-22B has 48
+    layers of 6144, 48 heads and MLPs of 24576, on 224 x 224 pixels in patches of 14. Here the class is read from a
+    token of its own, as in `VisionTransformer`, and not by an attention over all of them."""
+
+    def weights(self) -> Tree:
+        found = super().weights()
+        layers, width = found["layers"], self.d // self.heads
+        kept = {name: layers[name] for name in ("qkv", "o", "up", "down")}
+        scales = {name: Array((self.layers, width), (None, None)) for name in ("q_scale", "k_scale")}
+        biases = {
+            "up_bias": Array((self.layers, self.mlp), (None, "mlp")),
+            "down_bias": Array((self.layers, self.d), (None, None)),
+        }
+        norm = {"scale": Array((self.layers, self.d), (None, None))}
+        return found | {"layers": {**kept, **scales, **biases, **norm}}
+
+    def layer(self, x: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
+        weights = jax.tree.map(lambda w: w.astype(x.dtype), weights)
+        h = layer_norm(x, weights["scale"], 0)
+        split = jnp.einsum("bsd,dce->cbse", h, weights["qkv"])
+        q, k, v = (part.reshape(*x.shape[:2], self.heads, -1) for part in split)
+        q, k = layer_norm(q, weights["q_scale"], 0), layer_norm(k, weights["k_scale"], 0)
+        attended = attention(q, k, v, None).reshape(x.shape) @ weights["o"]
+        inner = layout(jax.nn.gelu(h @ weights["up"] + weights["up_bias"]), "batch", None, "mlp")
+        return layout(x + attended + inner @ weights["down"] + weights["down_bias"], "batch", None, None)
+
+
 def trained_on_images(model: VisionTransformer, layout: Layout, batch: int) -> Program:
     """A training step on labelled images."""
     images = Array((batch, model.image, model.image, 3), ("batch", None, None, None), f32)
