@@ -88,7 +88,7 @@ class Weather:
             found = receivers + _mlp(weights["nodes"], jnp.concatenate([receivers, came], -1))
             return edges + made, layout(found, "batch", "nodes", None)
 
-        points = layout(_mlp(weights["grid"], grid.astype(bf16)), "batch", "nodes", None)
+        points = layout(_mlp(weights["grid"], grid.astype(bf16)), "batch", "points", None)
         edges = {name: embedded(name, graphs[name]["features"]) for name in ("into", "mesh", "back")}
         nodes = passed((edges["into"], points, embedded("nodes", graphs["nodes"])), weights["to_mesh"], graphs["into"])[
             1
@@ -115,7 +115,7 @@ class Weather:
             }
             for name, count in counts.items()
         }
-        return found | {"nodes": Array((self.nodes, self.features), ("nodes", None))}
+        return found | {"nodes": Array((self.nodes, self.features), (None, None))}
 
 
 def _mlp(weights: Tree, x: jax.Array, normed: bool = True) -> jax.Array:
@@ -128,7 +128,7 @@ def _mlp(weights: Tree, x: jax.Array, normed: bool = True) -> jax.Array:
 def trained_weather(model: Weather, layout: Layout, batch: int) -> Program:
     """A training step of one forecast for each of `batch` states."""
     grid, targets = (
-        Array((batch, model.points, width), ("batch", "nodes", None)) for width in (model.given, model.made)
+        Array((batch, model.points, width), ("batch", "points", None)) for width in (model.given, model.made)
     )
     loss = partial(model.loss, layout=layout)
     return training(loss, model.weights(), (grid, model.graphs(), targets), model.flops(batch))

@@ -65,7 +65,8 @@ LONG: Rules = {"batch": "fsdp", "seq": "seq", "embed": ("fsdp", "seq")}
 BATCH: Rules = {**TENSOR, "batch": "data"}
 CACHE: Rules = {**TENSOR, "cache": "seq"}
 ROWS_OF_TABLES: Rules = {"batch": ("data", "rows"), "rows": ("data", "rows")}
-GRAPH: Rules = {"batch": "data", "embed": "data", "nodes": "graph", "edges": "graph"}
+STATES: Rules = {"batch": "data", "embed": "data"}
+GRAPH: Rules = {**STATES, "points": "graph", "nodes": "graph", "edges": "graph"}
 FIVE_AXES: Rules = {
     **dict.fromkeys(("heads", "kv_heads", "mlp", "vocabulary"), "tensor"),
     "batch": ("data", "fsdp", "expert"),
@@ -313,9 +314,11 @@ def _rows() -> Iterator[Row]:
     towers = partial(trained_towers, batch=65536)
     yield _row("two-towers", TOWERS, towers, (V5E_64, {"data": 8, "rows": 8}, ROWS_OF_TABLES))
     yield _row("two-towers", TOWERS, towers, (("gpu:h100:8x1x8", 1), {"data": 8, "rows": 8}, ROWS_OF_TABLES))
-    for axes in ({"data": 32}, {"data": 16, "graph": 4}):
-        chips = "tpu:v4:" + ("4x4x2" if len(axes) == 1 else "4x4x4")
-        yield _row("weather", WEATHER, partial(trained_weather, batch=axes["data"]), ((chips, 1), axes, GRAPH))
+    for chips, axes, rules in (
+        ("tpu:v4:4x4x2", {"data": 32}, STATES),
+        ("tpu:v4:4x4x4", {"data": 16, "graph": 4}, GRAPH),
+    ):
+        yield _row("weather", WEATHER, partial(trained_weather, batch=axes["data"]), ((chips, 1), axes, rules))
     space = partial(denoised, batch=64)
     yield _row("unet", UNET, space, (V5E_16, {"data": 4, "space": 4}, SPACE))
     yield _row("unet", UNET, space, (H100_8, {"data": 2, "space": 4}, SPACE))

@@ -10,6 +10,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.new_ops import any_number
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.stored_shardings import set_sharding
+from sdy_jax.lowering.ops.elementwise import known_scalar
 from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.rewrites.loop_rewrites import (
@@ -176,6 +177,40 @@ def has_effect(op: Op) -> bool:
     return op.name in _EFFECTS or (op.name == "stablehlo.custom_call" and op.flag("has_side_effect"))
 
 
+# Branches that are taken whatever happens, as those by which jax asks which devices it lowers for.
+#
+# Their ops stand beside the others. What a branch returns that nobody takes is then no value of the program any more:
+# the gradient of a `lax.cond` returns zeros or ones, as large as they may be, for what other branches would keep.
+
+
+def inline_settled_branches(graph: Graph) -> Graph:
+    """Puts the ops of branches that are always taken in the place of their conditionals."""
+    settled = [(op, number) for op in graph.ops if (number := _branch_taken(op)) is not None]
+    for op, number in reversed(settled):  # those inside before those around them
+        *body, end = [inner.operation for inner in op.mlir.regions[number].blocks[0].operations]
+        for inner in body:
+            inner.move_before(op.mlir)
+        for result, value in zip(op.results, list(end.operands), strict=True):
+            result.mlir.replace_all_uses_with(value)
+        op.mlir.erase()
+    return Graph(graph.module) if settled else graph
+
+
+def _branch_taken(op: Op) -> int | None:
+    """The number of the region of a conditional that is always taken; None where that depends, and of other ops."""
+    if op.name not in _BRANCHING:
+        return None
+    last = len(op.blocks) - 1
+    if not last:
+        return 0
+    chosen = known_scalar(op.operands[0])
+    if chosen is None:
+        return None
+    if op.name == "stablehlo.if":
+        return 0 if chosen else 1
+    return int(chosen) if 0 <= chosen <= last else last
+
+
 # Ops that compute what an op before them in their block has computed: one of the two is enough.
 #
 # The users of a value and of a constraint on it may come to take it in one layout. What each of them then computes
@@ -271,6 +306,7 @@ def prepared(module: ir.Operation, setting: Setting) -> Graph:
     graph = Graph(module)
     if PREPARED in module.attributes:
         return graph
+    graph = inline_settled_branches(graph)
     use_invariants_from_outside(graph)
     graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
     graph = narrow_stacks(_changed(change_in_place, graph))

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.planner.rewrites.preparation import erase_dead_code
+from sdy_jax.lowering.planner.rewrites.preparation import erase_dead_code, inline_settled_branches
 from sdy_jax.testing import assert_same
 
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
@@ -87,11 +87,22 @@ def test_what_a_loops_condition_needs_stays(mesh):
     assert "stablehlo.sort" in assert_same(until, X, mesh=mesh, in_shardings=SPECS).mlir()
 
 
+def test_what_branches_that_are_not_there_would_keep_is_not_held(mesh):
+    """`jnp.diagonal` asks which devices it is for, and its gradient has a whole matrix of ones for the others."""
+
+    def lost(x, y):
+        scores = x @ y.T
+        return (jax.nn.logsumexp(scores, -1) - jnp.diagonal(scores)).sum()
+
+    plan = assert_same(jax.grad(lost), X, X, mesh=mesh, in_shardings=P("data"), out_shardings=P("data"))
+    assert "stablehlo.case" not in plan.mlir() and "dense<1.000000e+00> : tensor<8x8xf32>" not in plan.mlir()
+
+
 def left(text):
     """The names of the ops that are left."""
     module = ir.Module.parse(text, mlir.make_ir_context())
     with module.context:
-        graph = erase_dead_code(Graph(module.operation))
+        graph = erase_dead_code(inline_settled_branches(Graph(module.operation)))
     assert module.operation.verify()
     return [op.name for op in graph.main.walk()]
 
@@ -112,6 +123,45 @@ func.func @main(%x: tensor<8xf32>, %p: tensor<i1>) -> tensor<8xf32> {
 }""")
     assert "stablehlo.custom_call" in found and "stablehlo.sine" in found
     assert "stablehlo.tanh" not in found and "stablehlo.cosine" not in found
+
+
+@pytest.mark.parametrize(
+    ("number", "taken"), [("0", "sine"), ("1", "cosine"), ("-1", "cosine"), ("7", "cosine"), ("%x", "")]
+)
+def test_the_branch_that_is_always_taken_is_what_is_left(number, taken):
+    found = left(f"""
+func.func @main(%x: tensor<i32>, %y: tensor<8xf32>) -> tensor<8xf32> {{
+  {"" if number == "%x" else f"%0 = stablehlo.constant dense<{number}> : tensor<i32>"}
+  %1:2 = "stablehlo.case"({"%x" if number == "%x" else "%0"}) ({{
+    %2 = stablehlo.sine %y : tensor<8xf32>
+    stablehlo.return %2, %y : tensor<8xf32>, tensor<8xf32>
+  }}, {{
+    %2 = stablehlo.cosine %y : tensor<8xf32>
+    stablehlo.return %2, %y : tensor<8xf32>, tensor<8xf32>
+  }}) : (tensor<i32>) -> (tensor<8xf32>, tensor<8xf32>)
+  return %1#0 : tensor<8xf32>
+}}""")
+    if taken:
+        assert found == ["func.func", f"stablehlo.{taken}", "func.return"]
+    else:
+        assert {"stablehlo.case", "stablehlo.sine", "stablehlo.cosine"} <= {*found}
+
+
+@pytest.mark.parametrize("truth", ["true", "false"])
+def test_a_test_that_is_settled_leaves_one_branch_and_its_effects(truth):
+    found = left(f"""
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {{
+  %p = stablehlo.constant dense<{truth}> : tensor<i1>
+  "stablehlo.if"(%p) ({{
+    stablehlo.custom_call @log(%x) {{has_side_effect = true}} : (tensor<8xf32>) -> ()
+    stablehlo.return
+  }}, {{
+    stablehlo.custom_call @warn(%x) {{has_side_effect = true}} : (tensor<8xf32>) -> ()
+    stablehlo.return
+  }}) : (tensor<i1>) -> ()
+  return %x : tensor<8xf32>
+}}""")
+    assert found == ["func.func", "stablehlo.custom_call", "func.return"]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "i1", "ui8", "i4", "complex<f32>", "bf16", "f8E8M0FNU"])
