@@ -235,9 +235,23 @@ class LiveRanges:
         else:
             time = self._time(op)
             self._make(op, time, self._may_take_over(op))
+            if op.name in UPDATES:
+                self._update_in_place(op, time)
             self._read(op, op.operands, time)
             if op in self._order.buckets and PACKED in op.attributes:
                 self._pack(op)
+
+    def _update_in_place(self, op: Op, time: float) -> None:
+        """What an op updates to a result of the program is in the result's memory before, too, where it is an update
+        itself and nothing reads it later: of a donated table, whose rows are updated twice, there is no copy."""
+        result, updated = map(self._order.root, (op.results[0], op.operands[0]))
+        made = updated.defining_op
+        if result not in self._returned or made is None or made.name not in UPDATES or made.block is not op.block:
+            return
+        if self._last.get(updated, -1.0) <= time:
+            self._returned.add(updated)
+            if result in self._donated:
+                self._donated[updated] = self._donated[result]
 
     def _may_take_over(self, op: Op) -> bool:
         """Whether an op may write its result over what it reads."""
@@ -352,7 +366,9 @@ class LiveRanges:
         if is_constant(op):
             return
         for result in op.results:
-            self._add(result, time, time, takes_over)
+            given = self._donated.get(result) if op.name in UPDATES else None
+            is_apart = given is not None and self._last.get(self._order.root(given), -1.0) > time
+            self._add(result, time, time, takes_over, is_apart)
 
     def _pack(self, op: Op) -> None:
         """While a bucket runs, the blocks of its members lie side by side, before and after it."""
