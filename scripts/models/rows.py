@@ -38,6 +38,13 @@ TIED_256K = Llama(28, 3072, 16, 16, 256, 24576, 256000, tied=True)
 LARGE_EXPERTS = Llama(32, 4096, 32, 8, 128, 14336, 32000, experts=8, chosen=2, routing=ByCapacity(1.25))
 SMALL_EXPERTS = Llama(48, 2048, 32, 4, 128, 768, 151936, experts=128, chosen=8)
 QWEN_235B = Llama(94, 4096, 64, 4, 128, 1536, 151936, experts=128, chosen=8, routing=ByCapacity(1.25))
+MAXTEXT = {  # base.yml's model, scaled as `global_parameter_scale` says, and the sequences of a chip
+    "16b": (Llama(32, 4096, 64, 64, 128, 28672, 32000), 6),
+    "32b": (Llama(32, 8192, 64, 64, 128, 28672, 32000), 4),
+    "64b": (Llama(64, 8192, 64, 64, 128, 28672, 32000), 2),
+    "128b": (Llama(64, 8192, 128, 128, 128, 57344, 32000), 1),
+}
+"""The models of MaxText's published steps on v5e (MaxText/configs/v5e: 16b.sh to 128b.sh; 2048 tokens)."""
 GEMMA_27B = Gemma(62, 5376, 32, 16, 128, 21504, 262144, 1024)
 MAMBA_7B = Mamba(64, Mixer(4096, 128, 64, 128, 8), 32768)
 JAMBA = Llama(1, 4096, 32, 8, 128, 14336, 65536)
@@ -249,13 +256,12 @@ def _rows() -> Iterator[Row]:
     yield from _on("llama-405b", LLAMA_405B, 1 / 16, (_FOUR, _LARGEST_BY_HEADS))
     yield from _on("qwen3-235b", QWEN_235B, 1, (_CLUSTER_BY_EXPERTS,))
     yield from _on("tied-256k", TIED_256K, 1, (_POD, _POD_BY_HEADS, _CLUSTER))
+    for size, (model, per_chip) in MAXTEXT.items():
+        place = _POD_BY_HEADS if size == "128b" else _POD
+        yield from _with_kernels(f"maxtext-{size}", _attending(model, _trained(256 * per_chip, 2048)), place, False)
     for place in (_POD, _CUBE):
-        yield from _with_kernels(
-            "gemma-27b",
-            _attending(GEMMA_27B, partial(trained_gemma, batch=_batch(1, place), sequence=4096)),
-            place,
-            False,
-        )
+        step = partial(trained_gemma, batch=_batch(1, place), sequence=4096)
+        yield from _with_kernels("gemma-27b", _attending(GEMMA_27B, step), place, False)
     for place in (_POD_BY_HEADS, _SERVERS_BY_HEADS):
         states = partial(trained_states, batch=_batch(1, place), sequence=8192)
         yield _row("mamba-7b", MAMBA_7B, states, place)

@@ -90,7 +90,7 @@ CASES = {
     "images": (VisionTransformer(2, 16, 4, 32, 4, 16, 8), partial(trained_on_images, batch=4), SPLIT, rows.MEGATRON),
     "u-net": (UNet((8, 16), 16, 4, groups=4, heads=2), partial(denoised, batch=4), {"data": 2, "space": 4}, rows.SPACE),
     "local and global": (
-        Gemma(8, 16, 4, 2, 8, 32, 64, window=3),
+        Gemma(5, 16, 4, 2, 8, 32, 64, window=3, cycle=2),
         partial(trained_gemma, batch=4, sequence=8),
         SPLIT,
         rows.MEGATRON,
@@ -103,7 +103,7 @@ CASES = {
     ),
     "state space": (Mamba(2, MIXER, 64), partial(trained_states, batch=4, sequence=16), SPLIT, rows.MEGATRON),
     "hybrid": (
-        Hybrid(8, MIXER, TINY, BY_CAPACITY),
+        Hybrid(4, MIXER, TINY, BY_CAPACITY, cycle=2, place=1),
         partial(trained_states, batch=8, sequence=8),
         {"fsdp": 2, "expert": 4},
         rows.EXPERTS,
