@@ -202,8 +202,9 @@ class Side(Compiled):
 
     @property
     def share_of_peak(self) -> float:
-        """Of the chips' peak, what the model takes in the compiler's time; 0 where it states none."""
-        return self.model / self.time if self.time else 0.0
+        """Of the chips' peak, what the model takes in the compiler's time, or else in the plan's; 0 without either."""
+        time = self.time or self.plan_time
+        return self.model / time if time else 0.0
 
 
 def measured(

@@ -90,7 +90,7 @@ CASES = {
     "images": (VisionTransformer(2, 16, 4, 32, 4, 16, 8), partial(trained_on_images, batch=4), SPLIT, rows.MEGATRON),
     "u-net": (UNet((8, 16), 16, 4, groups=4, heads=2), partial(denoised, batch=4), {"data": 2, "space": 4}, rows.SPACE),
     "local and global": (
-        Gemma(5, 16, 4, 2, 8, 32, 64, window=3, cycle=2),
+        Gemma(3, 16, 8, 4, 8, 32, 64, window=3, cycle=2),
         partial(trained_gemma, batch=4, sequence=8),
         SPLIT,
         rows.MEGATRON,
