@@ -196,12 +196,12 @@ def _dropless(model: Llama, make: Make) -> Kernels:
     return made
 
 
-def _from_pages(model: Llama, sequence: int) -> Kernels:
-    """A token for each of 64 sequences, from a cache of pages."""
+def _from_pages(model: Llama, sequence: int, batch: int = 64) -> Kernels:
+    """A token for each of some sequences, from a cache of pages."""
 
     def made(place: Place, mapped: bool) -> tuple[Any, Make]:
         pages = SplitPages(mapped) if _is_gpu(place) else RaggedPages(mapped)
-        return model, partial(decoded_from_pages, batch=64, sequence=sequence, pages=pages)
+        return model, partial(decoded_from_pages, batch=batch, sequence=sequence, pages=pages)
 
     return made
 
@@ -302,6 +302,8 @@ def _rows() -> Iterator[Row]:
         (LLAMA_70B, 8192, (H100_8, {"model": 8}, TENSOR)),
     ):
         yield from _with_kernels("decode-by-heads", _from_pages(model, sequence), place, True)
+    servers = (("gpu:h100:4x1x8", 1), {"data": 4, "model": 8}, BATCH)
+    yield from _with_kernels("decode-512", _from_pages(LLAMA_70B, 4096, 512), servers, True)
     step = partial(decoded, batch=64, sequence=4096)
     by_heads = {key: TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
     yield _row("decode-by-hand", LLAMA_8B, step, (V5E_16, {"model": 16}, by_heads))
