@@ -72,7 +72,7 @@ LONG: Rules = {"batch": "fsdp", "seq": "seq", "embed": ("fsdp", "seq")}
 BATCH: Rules = {**TENSOR, "batch": "data"}
 CACHE: Rules = {**TENSOR, "cache": "seq"}
 ROWS_OF_TABLES: Rules = {"batch": ("data", "rows"), "rows": ("data", "rows")}
-STATES: Rules = {"batch": "data", "embed": "data"}
+STATES: Rules = {"batch": "data"}
 GRAPH: Rules = {**STATES, "points": "graph", "nodes": "graph", "edges": "graph"}
 FIVE_AXES: Rules = {
     **dict.fromkeys(("heads", "kv_heads", "mlp", "vocabulary"), "tensor"),
@@ -303,7 +303,7 @@ def _rows() -> Iterator[Row]:
     ):
         yield from _with_kernels("decode-by-heads", _from_pages(model, sequence), place, True)
     servers = (("gpu:h100:4x1x8", 1), {"data": 4, "model": 8}, BATCH)
-    yield from _with_kernels("decode-512", _from_pages(LLAMA_70B, 4096, 512), servers, True)
+    yield from _with_kernels("decode-512", _from_pages(LLAMA_70B, 4096, 512), servers, False)
     step = partial(decoded, batch=64, sequence=4096)
     by_heads = {key: TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}
     yield _row("decode-by-hand", LLAMA_8B, step, (V5E_16, {"model": 16}, by_heads))

@@ -273,7 +273,7 @@ def test_rows_have_names_of_their_own_and_layouts_that_divide():
     assert len({row.name for row in rows.ROWS}) == len(rows.ROWS)
     for row in rows.ROWS:
         mesh = jax.sharding.AbstractMesh(tuple(row.axes.values()), tuple(row.axes))
-        program = row.with_layers(1).make(row.with_layers(1).model, Layout(mesh, row.rules))
+        program = row.with_layers(2).make(row.with_layers(2).model, Layout(mesh, row.rules))
         jax.tree.map(
             lambda spec, leaf, mesh=mesh: jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape),
             Layout(mesh, row.rules).specs(program.named),
