@@ -60,7 +60,7 @@ class TwoTowers:
         """`rows`: those of users (batch, width), of their lists (batch, history, width), and of items."""
         user = jnp.concatenate([rows["user"], rows["history"].mean(1)], -1)
         user, item = (_through(weights[name], x) for name, x in (("user", user), ("item", rows["item"])))
-        scores = layout(user @ layout(item, None, None).T / 0.05 - jnp.log(frequencies), "batch", None)
+        scores = layout(user @ item.T / 0.05 - jnp.log(frequencies), "batch", None)
         own = jnp.diagonal(scores)
         return jnp.mean(jax.nn.logsumexp(scores, -1) - own)
 
