@@ -15,8 +15,8 @@ from models.common import Array, Layout, Program, Tree, bf16, f32, i32, layer_no
 class Weather:
     """One step of a forecast: grid to mesh, messages along the mesh, mesh to grid, each with MLPs over edges that see
     their ends, and over nodes that see the sum of what comes to them (GraphCast, Lam et al. 2023, arXiv 2212.12794). At
-    0.25 degrees it has 721 x 1440 points of 474 numbers, 227 of them predicted, 40,962 nodes with 327,660 edges,
-    1,618,824 edges to the mesh and 3,114,720 back, 16 layers and 512 numbers wide.
+    0.25 degrees it has 721 x 1440 points of 474 numbers, 227 of them predicted, 40,962 nodes with 327,660 edges, about
+    1.6 million edges to the mesh and three of each point back, 16 layers and 512 numbers wide.
 
     Attributes:
         points, nodes: those of the grid, and of the mesh.
