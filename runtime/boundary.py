@@ -192,7 +192,8 @@ class Boundary:
     def _are_terms(self) -> tuple[bool, ...]:
         """Per result, whether its type says that devices hold terms of a sum."""
         types = map(self._type, range(len(self._out)))
-        return tuple(bool(t and t.unreduced and s.unreduced_axes) for t, s in zip(types, self._out, strict=True))
+        pairs = zip(types, self._out, strict=True)  # the type of a scalar is an empty spec, which is false
+        return tuple(t is not None and bool(t.unreduced and s.unreduced_axes) for t, s in pairs)
 
     def _in_its_type(self, y: jax.Array, number: int) -> jax.Array:
         """A result that has left: of terms along a leading dimension an unreduced array."""
