@@ -380,6 +380,8 @@ class TracedFunction:
             in_context,
             self.options.machine_platform(mesh),
         )
+        if isinstance(self.fun, LoadedFunction):
+            self.fun.carry_attributes(program)
         if donated := self.donated(arguments):
             program.mark_donated(donated)
         if not self.is_inner and not program.is_typed:
