@@ -118,7 +118,7 @@ def check_stated(specs: Any, names: Sequence[str], where: str) -> list[tuple[str
     return terms
 
 
-def _rooted(path: Sequence[Any], names: Sequence[str]) -> str:
+def _rooted(path: tuple[Any, ...], names: Sequence[str]) -> str:
     """`params['w']`: the argument of an entry of `in_shardings`."""
     if not path:
         return names[0] if len(names) == 1 else "all arguments"
