@@ -334,6 +334,8 @@ def _is_foreign(name: str) -> bool:
 
 def carry_attributes(program: ir.Operation, traced: ir.Operation) -> None:
     """Gives the module that a program was traced to, and its main function, the attributes of other dialects."""
+    if program.context.allow_unregistered_dialects:
+        traced.context.allow_unregistered_dialects = True
     with traced.context, ir.Location.unknown(traced.context):
         for name in filter(_is_foreign, program.attributes):
             traced.attributes[name] = ir.Attribute.parse(str(program.attributes[name]), traced.context)
