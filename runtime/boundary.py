@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.base.errors import SdyError
@@ -192,7 +194,8 @@ class Boundary:
     def _are_terms(self) -> tuple[bool, ...]:
         """Per result, whether its type says that devices hold terms of a sum."""
         types = map(self._type, range(len(self._out)))
-        return tuple(bool(t and t.unreduced and s.unreduced_axes) for t, s in zip(types, self._out, strict=True))
+        pairs = zip(types, self._out, strict=True)  # the type of a scalar is an empty spec, which is false
+        return tuple(t is not None and bool(t.unreduced and s.unreduced_axes) for t, s in pairs)
 
     def _in_its_type(self, y: jax.Array, number: int) -> jax.Array:
         """A result that has left: of terms along a leading dimension an unreduced array."""
@@ -444,6 +447,19 @@ def states_other_kind(spec: Any) -> bool:
 def on_devices(x: Any) -> Any:
     """An argument in the memory of its devices."""
     return jax.device_put(x, _DEVICE) if is_on_host(jax.typeof(x)) else x
+
+
+as_on_devices_p = Primitive("sdy_as_on_devices")
+"""An array on the host as one on devices, for a program that moves it there itself: the array itself."""
+as_on_devices_p.def_impl(lambda x: jax.device_put(x, _DEVICE))
+as_on_devices_p.def_abstract_eval(lambda x: x.update(memory_space=_DEVICE))
+mlir.register_lowering(as_on_devices_p, lambda _, x: [x])
+batching.primitive_batchers[as_on_devices_p] = lambda xs, dims: (as_on_devices_p.bind(*xs), dims[0])
+
+
+def as_on_devices(x: Any) -> Any:
+    """An argument in the memory of the host, of which the program brings the parts to devices that it needs."""
+    return as_on_devices_p.bind(x) if is_on_host(jax.typeof(x)) else x
 
 
 def with_some_on_host(values: Sequence[Any], numbers: Collection[int]) -> list[Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from sdy_jax.base.errors import ShardingError, UnsupportedError, with_article
+from sdy_jax.base.errors import MissingMeshError, ShardingError, UnsupportedError, with_article
 from sdy_jax.ir.device_orders import block_indices, cuts_at, device_ids, groups_of_axes, same_devices
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
@@ -236,12 +236,12 @@ def checked_mesh(mesh: object) -> AnyMesh:
     """The mesh itself, or that of the surroundings. One that has no devices may be planned on.
 
     Raises:
-        ShardingError: there is no mesh.
+        MissingMeshError: there is no mesh.
     """
     if mesh is None or getattr(mesh, "empty", False):
         mesh = jax.sharding.get_abstract_mesh()
     if getattr(mesh, "empty", False):
-        raise ShardingError(
+        raise MissingMeshError(
             "partition needs a mesh: pass mesh=jax.make_mesh(shape, names), or call the function under jax.set_mesh"
         )
     if isinstance(mesh, Mesh) and mesh.axes:

@@ -256,7 +256,7 @@ def _comparator(dtypes: tuple[str, ...], num_keys: int) -> tuple[str, ...]:
 
 
 def candidate_strategies(op: Op, rule: OpShardingRule, dim: int, passing: frozenset[int]) -> list[Strategy]:
-    """Values and indices of the candidates are gathered."""
+    """Values and indices of the candidates are gathered, if any are asked for."""
     [factor] = rule.mappings[0][dim]
     k = (op.results[0].shape or ())[dim]
 
@@ -265,7 +265,8 @@ def candidate_strategies(op: Op, rule: OpShardingRule, dim: int, passing: frozen
         block[dim] = min(block[dim], k)
         return (shards[factor] - 1) * math.prod(block)
 
-    inside = tuple(Inside("all_gather", frozenset({factor}), len(op.operands) + n, candidates) for n in range(2))
+    gathered = range(2 if k else 0)
+    inside = tuple(Inside("all_gather", frozenset({factor}), len(op.operands) + n, candidates) for n in gathered)
     splittable = (passing - set(rule.mappings[-1][dim])) | {factor}
     return [Strategy("candidates", splittable, inside=inside, work=rule.factors_of[0])]
 
@@ -288,7 +289,7 @@ def _top_k(local: LocalOp, operand: jax.Array) -> list[jax.Array]:
     if not _is_lax(op):
         return re_emit(local, operand)
     axes = local.operand_axes(0, dim)
-    if not axes:
+    if not axes or not k:
         return list(lax.top_k(operand, k))
     lowest = jnp.asarray(reductions.identity("max", operand.dtype))
     operand = mask_padding(local, 0, operand, [dim], lowest)

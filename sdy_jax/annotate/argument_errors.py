@@ -126,24 +126,22 @@ def unhashable(name: str, value: Any) -> ArgumentError:
     )
 
 
-def no_specification(spec: Any, root: str, where: str) -> ShardingError:
+def no_specification(spec: Any, root: str, where: str) -> ArgumentError:
     """Something in a tree of shardings that is none."""
     if isinstance(spec, Layout):
-        return ShardingError(f"{where} has {spec} for `{root}`; to fix: give Format(layout, NamedSharding(mesh, ...))")
-    return ShardingError(f"{where} has {with_article(type(spec))} for `{root}`; expected {_SPECS}, or a tree of them")
+        return ArgumentError(f"{where} has {spec} for `{root}`; to fix: give Format(layout, NamedSharding(mesh, ...))")
+    return ArgumentError(f"{where} has {with_article(type(spec))} for `{root}`; expected {_SPECS}, or a tree of them")
 
 
-def no_entries(specs: Any, names: Sequence[str], where: str) -> ShardingError:
+def no_entries(specs: Any, names: Sequence[str], where: str) -> ArgumentError:
     """Something in place of the entries for a function's arguments."""
     if isinstance(specs, Layout):
         return no_specification(specs, "all arguments", where)
     if isinstance(specs, jax.sharding.Mesh):
-        return ShardingError(f"{where} is a Mesh; to fix: pass it as mesh=, and here one sharding per argument")
+        return ArgumentError(f"{where} is a Mesh; to fix: pass it as mesh=, and here one sharding per argument")
     listed = f" ({', '.join(names)})" if names else ""
-    return ShardingError(
-        f"{where} is {with_article(type(specs))}; give one sharding for all arguments, or a tuple with one entry per "
-        f"argument{listed}"
-    )
+    every = f"arguments, or a tuple with one entry per argument{listed}" if "in_" in where else "results, or a tree"
+    return ArgumentError(f"{where} is {with_article(type(specs))}; give one sharding for all {every}")
 
 
 def no_parameter(name: Any, names: Sequence[str], function: str, where: str) -> ShardingError:

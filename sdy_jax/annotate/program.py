@@ -35,7 +35,7 @@ from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.trees import Leaves, stand_ins, with_arguments
 from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.extensions import Extension
-from sdy_jax.base.jax_lowering import rules_for
+from sdy_jax.base.jax_lowering import rules_for, rules_of_moves
 from sdy_jax.base.jax_tracing import trace_and_lower, with_devices_of
 from sdy_jax.ir.call_stacks import locate_bodies
 from sdy_jax.ir.device_orders import rewritten
@@ -267,6 +267,8 @@ def from_function(
         arguments = stand_ins(tree, seen, [leaf.path for leaf in leaves])
         change = functools.partial(_lowered, site)
         rules = (*site.lowering_rules, *rules_for(machine, platform))
+        if any(leaf.is_on_host for leaf in leaves):
+            rules = (*rules, *rules_of_moves(platform))
         module, jaxpr, results, constants = trace_and_lower(
             checked, arguments, jax_mesh, platform, rules, change, site.is_typed
         )

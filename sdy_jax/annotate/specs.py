@@ -14,13 +14,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import keystr
 
-from sdy_jax.annotate.argument_errors import no_sharding_text
-from sdy_jax.annotate.arguments import AUTO, Leaf
+from sdy_jax.annotate.argument_errors import no_entries, no_sharding_text, no_specification
+from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf
 from sdy_jax.annotate.site import Site
 from sdy_jax.base.errors import ParseError, ShardingError, with_article
 from sdy_jax.ir.device_orders import can_express, in_order_of, rewritten, same_devices
-from sdy_jax.ir.jax_shardings import AnyMesh, entry_names, from_partition_spec, mesh_from_jax
+from sdy_jax.ir.jax_shardings import (
+    AnyMesh,
+    check_used_once,
+    entry_names,
+    explicit_axes,
+    from_partition_spec,
+    mesh_from_jax,
+)
 from sdy_jax.ir.meshes import AxisRef, Mesh, MeshAxis
 from sdy_jax.ir.parsers import parse_sharding
 from sdy_jax.ir.shardings import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
@@ -81,6 +89,58 @@ def specification(spec: Any, place: str) -> Stated:
     if not isinstance(spec, Stated):
         raise ShardingError(f"{place} is {with_article(type(spec))}, which names no mesh axes; give a PartitionSpec")
     return spec
+
+
+def check_stated(specs: Any, names: Sequence[str], where: str) -> list[tuple[str, PartitionSpec]]:
+    """Whether trees of specifications are such, whatever the mesh and the arrays, as jit asks before any call.
+
+    Args:
+        specs: as given for arguments or results.
+        names: the parameters' names, where they are for arguments.
+        where: `in_shardings` or `out_shardings`.
+
+    Returns:
+        Those that state partial sums, with the place for messages.
+
+    Raises:
+        ArgumentError: something is no specification.
+        ShardingError: a `PartitionSpec` uses an axis twice.
+    """
+    terms = []
+    for path, spec in jax.tree.leaves_with_path(specs, is_leaf=lambda x: isinstance(x, SPEC_TYPES)):
+        root = _rooted(path, names) if "in_" in where else "result" + keystr(path)
+        if not isinstance(spec, SPEC_TYPES):
+            raise no_specification(spec, root, where) if path else no_entries(spec, names, where)
+        if isinstance(spec, PartitionSpec) and not any(AUTO in entry_names(entry) for entry in spec.partitions):
+            place = f"{where} for `{root}`"
+            check_used_once(spec, place)
+            terms += [(place, spec)] if spec.unreduced else []
+    return terms
+
+
+def _rooted(path: tuple[Any, ...], names: Sequence[str]) -> str:
+    """`params['w']`: the argument of an entry of `in_shardings`."""
+    if not path:
+        return names[0] if len(names) == 1 else "all arguments"
+    first = getattr(path[0], "idx", getattr(path[0], "key", keystr(path[:1])))
+    if isinstance(first, int):
+        first = names[first] if first < len(names) else f"args[{first}]"
+    return f"{first}{keystr(path[1:])}"
+
+
+def check_terms(stated: Sequence[tuple[str, PartitionSpec]], mesh: AnyMesh) -> None:
+    """
+    Raises:
+        ShardingError: partial sums are stated along an axis that is not Explicit.
+    """
+    explicit = explicit_axes(mesh)
+    for place, spec in stated:
+        axis = next((axis for axis in sorted(spec.unreduced) if axis in mesh.axis_names and axis not in explicit), None)
+        if axis is not None:
+            raise ShardingError(
+                f"{place}: {spec} says that the array is unreduced along {axis!r}, an Auto axis of the mesh; types say "
+                "so along Explicit axes only; to fix: leave it out, or make the axis Explicit (axis_types=)"
+            )
 
 
 def resolved(

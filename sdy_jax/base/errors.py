@@ -15,6 +15,7 @@ __all__ = [
     "DeletedArrayError",
     "InternalError",
     "MemoryLimitError",
+    "MissingMeshError",
     "ParseError",
     "PartitionWarning",
     "PinnedPlanError",
@@ -48,6 +49,17 @@ class ShardingError(SdyError, ValueError):
 
     See also:
         `ParseError`: text that is no sharding at all.
+    """
+
+
+class MissingMeshError(ShardingError, RuntimeError):
+    """Nothing says on which mesh a function is to run; jit raises a RuntimeError where specs name axes of none.
+
+    Example:
+        sdy.partition(f, in_shardings=P("data"))(x)  # under no jax.set_mesh, and x lies on no mesh
+
+    See also:
+        `partition`: its `mesh`.
     """
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import jaxlib
 from jax import export
@@ -19,6 +20,7 @@ from jax._src.api import jit as jit
 from jax._src.array import ArrayImpl
 from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+from jax._src.util import register_cache
 
 from sdy_jax.base.call_errors import misfit
 from sdy_jax.base.errors import SdyError
@@ -46,6 +48,36 @@ def with_cache_miss(jitted: Any, cache_miss: Callable[..., tuple[Any, Any, bool]
     made.__dict__.update(jitted.__dict__)
     made.__setstate__({**jitted.__getstate__(), "cache_miss": cache_miss})
     return made
+
+
+# What is known of functions until `jax.clear_caches`.
+#
+# * `register_cache`: has that clear ours with jax's own.
+
+
+class KnownOfFunctions:
+    """A dict for each function, equal ones share one: it ends with the function, or at `jax.clear_caches`.
+
+    Attributes:
+        cleared: how often all were cleared.
+    """
+
+    def __init__(self) -> None:
+        self.cleared = 0
+        self._known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+        register_cache(self, "what functions were traced to")
+
+    def of(self, fun: Callable[..., Any]) -> dict[Any, Any] | None:
+        """What is known of a function; None of an object that is no key of a weak dict."""
+        try:
+            return self._known.setdefault(fun, {})
+        except TypeError:
+            return None
+
+    def cache_clear(self) -> None:
+        """As jax asks for it."""
+        self.cleared += 1
+        self._known = WeakKeyDictionary()
 
 
 # What `jax.vmap` maps.

@@ -14,6 +14,7 @@ from jax._src import config
 from jax._src.core import jaxpr_const_args
 from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core.primitives import device_put_p
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
@@ -221,6 +222,19 @@ def rules_for(machine: str, devices: str) -> tuple[tuple[Primitive, Rule], ...]:
     found = (p for p in dict.fromkeys([*own, *others]) if p.name in PORTABLE[machine])
     rules = ((p, own.get(p) or _mlir._lowerings.get(p)) for p in found)
     return tuple((p, partial(_lowered, entry.rule, machine)) for p, entry in rules if entry is not None)
+
+
+def rules_of_moves(platform: str) -> tuple[tuple[Primitive, Rule], ...]:
+    """The lowering rule of `jax.device_put` in a program with arguments on the host, for a platform that has any: jax
+    leaves out moves in programs whose arguments and results are all on devices, as those that are traced to be planned.
+    """
+    found = _mlir._platform_specific_lowerings.get(platform, {}).get(device_put_p)
+    return () if found is None else ((device_put_p, partial(_with_moves, found.rule)),)
+
+
+def _with_moves(rule: Rule, ctx: mlir.LoweringRuleContext, *xs: Any, **parameters: Any) -> Any:
+    there = ctx.module_context.replace(all_default_mem_kind=False)
+    return rule(ctx.replace(module_context=there), *xs, **parameters)
 
 
 def _lowered(rule: Rule, platform: str, ctx: mlir.LoweringRuleContext, *xs: Any, **parameters: Any) -> Any:

@@ -95,8 +95,10 @@ def shardings_of_results(planned: PlannedCall, mesh: AnyMesh) -> Any:
 
 
 def _as_written(stated: NamedSharding, planned: NamedSharding, shape: Sequence[int]) -> NamedSharding:
-    """The stated sharding, unless a size is not divided by its axes."""
-    is_so = 0 in shape or NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, len(shape))
+    """The stated sharding, unless it leaves a dimension open, or a size is not divided by its axes."""
+    is_so = says_all(stated) and (
+        0 in shape or NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, len(shape))
+    )
     return stated if is_so else NamedSharding(planned.mesh, planned.spec, memory_kind=stated.memory_kind)
 
 
@@ -220,27 +222,25 @@ class OnMovedArguments:
 # cannot be read.
 
 
-@dataclass(frozen=True, slots=True)
-class WithEmptyResults:
-    """A jitted function, whose results without elements are in the blocks that their shardings say."""
-
-    jitted: Any
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return jax.tree.map(_in_its_blocks, self.jitted(*args, **kwargs))
-
-    def _cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """As jit's: nothing is kept, so that the next call comes here as well."""
-        return self(*args, **kwargs), None, False
+def with_empty_blocks(results: Any) -> Any:
+    """The results of a call, those without elements in the blocks that their shardings say; itself if they all are."""
+    if all(map(_is_in_its_blocks, jax.tree.leaves(results))):
+        return results
+    return jax.tree.map(_in_its_blocks, results)
 
 
-def _in_its_blocks(result: Any) -> Any:
-    if not _is_array(result) or result.size or jax.numpy.issubdtype(result.dtype, jax.dtypes.extended):
-        return result
-    sharding, shape = result.sharding, result.sharding.shard_shape(result.shape)
-    if all(shard.data.shape == shape for shard in result.addressable_shards):
-        return result
-    return jax.make_array_from_callback(result.shape, sharding, lambda _: np.zeros(shape, result.dtype))
+def _is_in_its_blocks(x: Any) -> bool:
+    if not _is_array(x) or x.size or jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
+        return True
+    shape = x.sharding.shard_shape(x.shape)
+    return all(shard.data.shape == shape for shard in x.addressable_shards)
+
+
+def _in_its_blocks(x: Any) -> Any:
+    if _is_in_its_blocks(x):
+        return x
+    block = np.zeros(x.sharding.shard_shape(x.shape), x.dtype)
+    return jax.make_array_from_callback(x.shape, x.sharding, lambda _: block)
 
 
 # Arrays that are not brought to where `in_shardings` state them, as jit brings none: from one memory to another, and

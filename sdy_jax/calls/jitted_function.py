@@ -29,7 +29,6 @@ from sdy_jax.calls.argument_placement import (
     Dispatch,
     DispatchChoice,
     OnMovedArguments,
-    WithEmptyResults,
     are_spelled_otherwise,
     check_moves,
     delete_donated_elsewhere,
@@ -40,6 +39,7 @@ from sdy_jax.calls.argument_placement import (
     shardings_of_results,
     states_layouts,
     warn_of_unusable,
+    with_empty_blocks,
 )
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.planned_call import PlannedCall, View
@@ -98,6 +98,31 @@ def _named(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=named(sharding, mesh))
 
 
+class CheckedTraced(jax.stages.Traced):
+    """`jax.stages.Traced`, which refuses to lower what jit refuses: arrays that no call would move."""
+
+    _call: Arguments
+    _planned: PlannedCall
+
+    @classmethod
+    def of(cls, traced: jax.stages.Traced, call: Arguments, planned: PlannedCall) -> jax.stages.Traced:
+        """The same, of a call."""
+        new: CheckedTraced = _copied(cls, traced)
+        new._call, new._planned = call, planned
+        return new
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As jax's."""
+        check_moves(self._call.given, self._call.mesh)
+        try:
+            lowered = super().lower(*args, **kwargs)
+        except ValueError:
+            for leaf in self._call.given:
+                check_devices(leaf.path, leaf.value, self._call.mesh)
+            raise
+        return NamedLowered.of(lowered, self._call, self._planned)
+
+
 class NamedLowered(jax.stages.Lowered):
     """`jax.stages.Lowered`, whose compiled program names the shardings of arguments by the axes of the mesh."""
 
@@ -106,8 +131,9 @@ class NamedLowered(jax.stages.Lowered):
 
     @classmethod
     def of(cls, lowered: jax.stages.Lowered, call: Arguments, planned: PlannedCall) -> jax.stages.Lowered:
-        """The same, if arrays that lie nowhere on the mesh are among the arguments of the call."""
-        if all(isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.given):
+        """The same, if arrays that lie nowhere on the mesh are among the arguments of the call, or there are results
+        without elements."""
+        if all(isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.given) and not has_empty_results(planned):
             return lowered
         new: NamedLowered = _copied(cls, lowered)
         has_name = [not s.unreduced_axes and not has_sub_axes(s) for s in planned.entering]
@@ -119,6 +145,7 @@ class NamedLowered(jax.stages.Lowered):
         """As jax's."""
         compiled: _NamedCompiled = _copied(_NamedCompiled, self._lowered.compile(*args, **kwargs))
         compiled._entering = self._entering
+        compiled._has_empty = any(0 in type_.shape for type_ in jax.tree.leaves(self.out_info))
         return compiled
 
 
@@ -126,6 +153,12 @@ class _NamedCompiled(jax.stages.Compiled):
     """`jax.stages.Compiled`: where XLA says how it takes an argument, and the plan says the same, the plan's name."""
 
     _entering: Sequence[NamedSharding | None]
+    _has_empty: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As jax's."""
+        results = super().__call__(*args, **kwargs)
+        return with_empty_blocks(results) if self._has_empty else results
 
     @property
     def input_shardings(self) -> Any:
@@ -152,7 +185,7 @@ def _by_plan(found: Any, entering: NamedSharding | None, type_: Any) -> Any:
     return Format(found.layout, entering) if isinstance(found, Format) else entering
 
 
-def _copied(kind: Any, stage: jax.stages.Lowered | jax.stages.Compiled) -> Any:
+def _copied(kind: Any, stage: jax.stages.Traced | jax.stages.Lowered | jax.stages.Compiled) -> Any:
     """A stage of jax as one of a class of ours, which is below jax's."""
     new = kind.__new__(kind)
     for name in kind.__base__.__slots__:
@@ -196,15 +229,16 @@ class JittedFunction:
         with self._paths_in_errors(args, kwargs, is_call=True), self._explained(args, kwargs):
             jitted = self._dispatch(args, kwargs)
             found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
-        return found
+        results = with_empty_blocks(found[0])
+        return found if results is found[0] else (results, None, False)  # not kept: the next call comes here as well
 
     @with_room
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            *_, jitted, args, kwargs = self._ahead(args, kwargs, View.SHOWN)
+            call, planned, jitted, args, kwargs = self._ahead(args, kwargs, View.SHOWN)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
-        return traced
+        return CheckedTraced.of(traced, call, planned)
 
     @with_room
     def lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
@@ -319,9 +353,6 @@ class JittedFunction:
     def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
         call = self._function.arguments(args, kwargs)
         choice = self._chosen(call)
-        has_empty = any(0 in getattr(leaf.value, "shape", ()) for leaf in call.given)
-        if has_empty and not call.is_traced and has_empty_results(self._function.planned(call)):
-            choice = DispatchChoice(WithEmptyResults(choice.jitted), lasts=False)
         if not call.elsewhere:
             return choice
         moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))

@@ -25,9 +25,24 @@ from sdy_jax.base.jax_calls import jit, with_module
 from sdy_jax.base.jax_tracing import refined
 from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes, replace_op
+from sdy_jax.ir.operations import (
+    body_of,
+    copied,
+    function_type,
+    main_function,
+    module_meshes,
+    replace_op,
+    terminator_of,
+)
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
+from sdy_jax.ir.stored_shardings import (
+    SIDES,
+    entries_of,
+    function_shardings,
+    mesh_of,
+    set_entries,
+    set_function_shardings,
+)
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.mesh_dialects.local_program import is_local
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh, import_annotations
@@ -302,6 +317,53 @@ def _check_platform(exported: Exported, platform: str) -> None:
     )
 
 
+# What other dialects say of a program, its arguments and its results. jax traces a call of it as a function of its own,
+# whose module has that at the inner function alone.
+
+_OURS = ("sdy", "jax", "tf", "func", "mesh", "shard", "stablehlo")
+"""Dialects whose attributes are about how a program is called or partitioned, which tracing says anew."""
+
+_OF_MODULES = ("mhlo.num_partitions", "mhlo.num_replicas", "mhlo.sharding")
+"""So are these of another."""
+
+
+def _is_foreign(name: str) -> bool:
+    dialect, dot, _ = name.partition(".")
+    return bool(dot) and dialect not in _OURS and name not in _OF_MODULES
+
+
+def carry_attributes(program: ir.Operation, traced: ir.Operation) -> None:
+    """Gives the module that a program was traced to, and its main function, the attributes of other dialects."""
+    if program.context.allow_unregistered_dialects:
+        traced.context.allow_unregistered_dialects = True
+    with traced.context, ir.Location.unknown(traced.context):
+        for name in filter(_is_foreign, program.attributes):
+            traced.attributes[name] = ir.Attribute.parse(str(program.attributes[name]), traced.context)
+        main = main_function(traced)
+        calls = [op.operation for op in body_of(main).operations if op.operation.name == "func.call"]
+        for call in calls:
+            _carry_from(call, traced, main)
+
+
+def _carry_from(call: ir.Operation, traced: ir.Operation, main: ir.Operation) -> None:
+    """Likewise of a function that main calls, and of its arguments and results as far as they are main's."""
+    callee = ir.SymbolTable(traced)[ir.FlatSymbolRefAttr(call.attributes["callee"]).value].operation
+    for name in filter(_is_foreign, callee.attributes):
+        main.attributes[name] = callee.attributes[name]
+    returned = terminator_of(body_of(main))
+    places = {
+        "arg_attrs": (list(call.operands), list(body_of(main).arguments)),
+        "res_attrs": (list(call.results), list(returned.operands)),
+    }
+    for side, (inner, outer) in places.items():
+        own, entries = entries_of(callee, side), entries_of(main, side)
+        for value, entry in zip(outer, entries, strict=True):
+            if value in inner:
+                said = own[inner.index(value)]
+                entry |= {name: said[name] for name in said if _is_foreign(name)}
+        set_entries(main, side, entries)
+
+
 class LoadedFunction:
     """A loaded program's main function, without the shardings that its arguments and results have on `mesh`:
     `arguments` and `results` say these, so that the caller may choose others."""
@@ -348,6 +410,10 @@ class LoadedFunction:
         leaves = [abstracted(leaf, None) for leaf in argument_leaves(None, args, kwargs, self._names)]
         given = ", ".join(_typed(leaf.path, leaf.value) for leaf in leaves) or "none"
         raise ArgumentError(f"{self.__name__}() takes {wanted}; it got {given}")
+
+    def carry_attributes(self, traced: Program) -> None:
+        """Gives what it was traced to the attributes of other dialects that it has."""
+        carry_attributes(self._program.module, traced.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = jax.tree.leaves((args, kwargs))

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf
 from sdy_jax.annotate.jaxprs import all_equations
 from sdy_jax.annotate.site import Decisions, deciding
-from sdy_jax.base.errors import MemoryLimitError, ShardingError
+from sdy_jax.base.errors import ArgumentError, MemoryLimitError, ShardingError
 from sdy_jax.base.jax_tracing import context_mesh
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
@@ -46,10 +46,15 @@ def mesh_with_device(mesh: Any, device: jax.Device | None, backend: str | None) 
     """The mesh of a function for which jit's options `device` or `backend` are given, which are deprecated.
 
     Raises:
+        ArgumentError: both are given.
         ShardingError: the mesh has other devices.
     """
     if device is None and backend is None:
         return mesh
+    if device is not None and backend is not None:
+        raise ArgumentError(
+            f"device={device} and backend={backend!r} both say where the function runs; to fix: leave one out"
+        )
     warnings.warn(
         "device= and backend= are deprecated, as they are in jax.jit: the mesh says where a partitioned function runs",
         DeprecationWarning,
@@ -77,11 +82,17 @@ def mesh_of_call(values: Iterable[Any], inside: Callable[[], AnyMesh | None] = l
     if set_mesh.empty and typed is not None:  # `with mesh:` says nothing of types
         return checked_mesh(typed)
     around: AnyMesh | None = context_mesh()
-    if around is None or around.empty:
+    if around is None or around.empty or (set_mesh.empty and _are_elsewhere(layouts, around)):
         around = _first_mesh(layouts) or set_mesh
     if around.empty:
         around = _first_abstract_mesh(map(_sharding_of, values)) or inside() or around
     return checked_mesh(around)
+
+
+def _are_elsewhere(layouts: Sequence[NamedSharding], around: AnyMesh) -> bool:
+    """Whether the first value on a mesh is on other devices than those of `with mesh:`, which says nothing of it."""
+    first = _first_mesh(layouts)
+    return first is not None and isinstance(around, jax.sharding.Mesh) and _devices(first) != _devices(around)
 
 
 def mesh_inside(jaxpr: Any) -> jax.sharding.Mesh | None:

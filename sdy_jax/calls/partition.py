@@ -14,6 +14,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import jax
+from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import traced_manual_axes
@@ -217,9 +218,10 @@ def partition(
         `Plan`: what will run.
         `rules`, `fsdp`, `tensor_parallel`, `like`: shardings of whole models.
     """
+    moves = (device is not None or backend is not None) and in_shardings is None  # arguments, as by jit
     options = Options(
         mesh_with_device(mesh, device, backend),
-        in_shardings,
+        PartitionSpec() if moves else in_shardings,
         out_shardings,
         static_argnums,
         static_argnames,

@@ -290,6 +290,8 @@ class PartitionedFunction(Generic[P, R]):
     @explaining_shapes
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
+        if self._function.was_cleared:
+            self.clear_cache()
         if (mesh := traced_on()) is not None:
             return self._function.inlined(args, kwargs, mesh), None, False
         if traced_manual_axes():  # the body of a `jax.shard_map`: its values are blocks, and partitioned already

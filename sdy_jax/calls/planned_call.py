@@ -26,7 +26,7 @@ from sdy_jax.calls.derivatives import Differentiable, Partition, Planned, deriva
 from sdy_jax.calls.linear_ops import Flat, place_of
 from sdy_jax.calls.processes import are_several, compare, compared
 from sdy_jax.calls.program_ops import KeptProgram, PlannedProgram, as_op
-from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import AnyMesh, in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import is_used, main_function
@@ -38,7 +38,7 @@ from sdy_jax.plan.build import collection_paused, without_axes
 from sdy_jax.plan.cache_entry import EmittedEntry
 from sdy_jax.plan.digests import cache_folder
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.boundary import Boundary, named, on_devices, with_some_on_host
+from sdy_jax.runtime.boundary import Boundary, as_on_devices, named, on_devices, with_some_on_host
 from sdy_jax.runtime.devices import device_like, lowering_platform
 from sdy_jax.runtime.evaluation import identity_op
 from sdy_jax.runtime.meshes import RefinedMesh, check_axis_names
@@ -119,6 +119,21 @@ class View(Enum):
     SHOWN = auto()
 
 
+_PARTS = ("stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.reshape")
+"""Ops that read a part of an array in the memory in which it is."""
+
+
+def moves_by_itself(value: Value) -> bool:
+    """Whether a program reads nothing of a value but parts that it moves from one memory to another."""
+    return bool(value.uses) and all(_is_moved(op, number) for op, number in value.uses)
+
+
+def _is_moved(op: Op, number: int) -> bool:
+    if op.name in _PARTS and number == 0:
+        return moves_by_itself(op.results[0])
+    return op.name == "stablehlo.custom_call" and op.text("call_target_name") == "annotate_device_placement"
+
+
 class PlannedCall:
     """A plan, called with the leaves of its arguments on a mesh.
 
@@ -196,10 +211,20 @@ class PlannedCall:
     def _typed(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves in the types in which the function was traced."""
         program = self.plan.program
-        leaves = [without_foreign_type(on_devices(x), self._mesh) for x in leaves]
+        stays = self._moved_inside
+        leaves = [x if i in stays else on_devices(x) for i, x in enumerate(leaves)]
+        leaves = [without_foreign_type(x, self._mesh) for x in leaves]
         if not program.is_typed:
             return leaves
         return [in_type(x, info.sharding, self._mesh) for x, info in zip(leaves, program.in_info, strict=True)]
+
+    @cached_property
+    def _moved_inside(self) -> frozenset[int]:
+        """The indices of the leaves on the host that the program itself brings to devices, in parts that it reads."""
+        there, first = self.plan.program.host_arguments, len(self.plan.constants)
+        if not there or self._partition is None or self.plan.program.is_typed:
+            return frozenset()
+        return frozenset(i for i in there if moves_by_itself(self._graph.arguments[first + i]))
 
     @property
     def unused(self) -> frozenset[int]:
@@ -301,7 +326,8 @@ class PlannedCall:
 
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands if self._partition is not None else checked(operands, self._along, plan.name))
-            values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
+            given = (as_on_devices(next(rest)) if is_given else None for is_given in is_operand)
+            values = [x if own is None else own for x, own in zip(fixed, given, strict=True)]
             with with_all_axes():
                 results = boundary(function, values, program.out_info)
             results = with_some_on_host(results, program.host_results)

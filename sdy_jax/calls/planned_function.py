@@ -10,10 +10,12 @@ from contextlib import nullcontext, suppress
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import (
     Leaf,
+    Parameters,
     argument_leaves,
     check_function,
     check_rules,
@@ -25,10 +27,11 @@ from sdy_jax.annotate.computations import strict
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
+from sdy_jax.annotate.specs import check_stated, check_terms
 from sdy_jax.base.call_errors import check_call
 from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
-from sdy_jax.calls.arguments import Arguments, Layouts, Statics
+from sdy_jax.calls.arguments import Arguments, Layouts, StaticParameters, Statics
 from sdy_jax.calls.derivatives import Partition, Planned, specs
 from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.meshes import (
@@ -239,6 +242,7 @@ class PlannedFunction:
         self.fun, self.options, self.is_inner = fun, options, is_inner
         self.name, self.source = function_name(fun), locations.caller_line()
         stated = options.in_shardings, options.out_shardings
+        self._unchecked_terms = self._check_stated()
         self._meshes = meshes_of(options.mesh) if isinstance(options.mesh, (list, tuple)) else ()
         given = self._meshes[0] if self._meshes else options.mesh
         self.mesh = stated_mesh(*stated) if given is None else given
@@ -266,6 +270,11 @@ class PlannedFunction:
         """The plans made so far, one per kind of call."""
         return tuple([CallPlan(call.plan, _plans_of(call.derivatives)) for call in self._calls.values()])
 
+    @property
+    def was_cleared(self) -> bool:
+        """Whether `jax.clear_caches` was called since plans were last forgotten."""
+        return self.traced.was_cleared
+
     def forget(self) -> None:
         """Forgets all plans."""
         self._calls.clear()
@@ -287,6 +296,7 @@ class PlannedFunction:
         inside = functools.partial(self.traced.mesh_inside, given, tree, statics)
         meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given], inside)
         check_context(self.name, meshes[0])
+        check_terms(self._unchecked_terms, meshes[0])
         in_context = self.traced.has_mesh_in_context
         found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner, in_context) for each in meshes]
         return found[0] if len(found) == 1 else self._on_best_mesh(found)
@@ -414,6 +424,19 @@ class PlannedFunction:
     def _like(self) -> PinnedPlan | None:
         """The plan whose layouts are kept, which is read when it is first asked for."""
         return PinnedPlan(self.options.like, "like") if self.options.like is not None else None
+
+    def _check_stated(self) -> list[tuple[str, PartitionSpec]]:
+        """The specifications of which a mesh has to say whether they may be.
+
+        Raises:
+            SdyError: one is none, or may be on no mesh.
+        """
+        if self.is_inner:
+            return []
+        statics = StaticParameters.of(self.fun, self.options.static_argnums, self.options.static_argnames)
+        own = Parameters.of(self.fun).without(statics.positions, statics.names)
+        given = check_stated(self.options.in_shardings, (*own.positional, *own.keyword_only), "in_shardings")
+        return given + check_stated(self.options.out_shardings, (), "out_shardings")
 
     def _check_rules(self, mesh: AnyMesh) -> None:
         for where in ("in_shardings", "out_shardings"):

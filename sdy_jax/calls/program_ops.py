@@ -32,6 +32,7 @@ from sdy_jax.ir.jax_shardings import sharding_in
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.shardings import OPEN, TensorSharding
 from sdy_jax.plan.cache_entry import EmittedEntry, EmittedProgram, LocalSignature, LocalType
+from sdy_jax.runtime.boundary import on_devices
 
 # A partitioned program as one op of jax, with what it computes: for transformations that need it planned otherwise.
 #
@@ -90,11 +91,11 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, region: primitives.Region, planned: PlannedProgram
 ) -> tuple[Sequence[Any], list[Any]]:
     own = len(primals) - len(planned.inputs)
-    operands, dots = primals[own:], tangents[own:]
+    operands, dots = [on_devices(x) for x in primals[own:]], tangents[own:]
     moving = moving_of(dots)
     types = [*region.out_avals, *(region.out_avals[i].to_tangent_aval() for i in planned.smooth)]
     found = planned.derivatives(moving).bind(
-        *operands, *(dots[i] for i in moving), types=types, has_effects=bool(region.effects)
+        *operands, *(on_devices(dots[i]) for i in moving), types=types, has_effects=bool(region.effects)
     )
     return found[: len(planned.outputs)], primitives.with_zeros(region, planned.smooth, found[len(planned.outputs) :])
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -16,13 +17,13 @@ from jax.extend.mlir import ir
 from jax.sharding import use_abstract_mesh
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate.arguments import Leaf, Parameters, abstracted, in_name_of
+from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, Parameters, abstracted, in_name_of
 from sdy_jax.annotate.completion import as_seen
 from sdy_jax.annotate.jaxprs import has_types_on
 from sdy_jax.annotate.program import Border, Program, from_function
 from sdy_jax.annotate.site import Decisions, current_site, deciding, decisions, taking_first
 from sdy_jax.annotate.trees import stand_ins, with_arguments
-from sdy_jax.base.jax_calls import tracing_allowed
+from sdy_jax.base.jax_calls import KnownOfFunctions, tracing_allowed
 from sdy_jax.base.jax_tracing import ShardingTypeError, trace_settings
 from sdy_jax.calls.argument_placement import donated_leaves
 from sdy_jax.calls.arguments import Arguments, StaticParameters, Statics
@@ -55,6 +56,10 @@ class Trace:
     on_own_mesh: bool
     in_context: bool
     again: Callable[..., Any]
+
+
+_SHARED = KnownOfFunctions()
+"""The traces of functions, which are traced once for all that `partition` makes of them, as by jit."""
 
 
 def key_of_trace(arguments: Arguments) -> tuple[Any, ...]:
@@ -211,15 +216,43 @@ class TracedFunction:
         self.has_mesh_in_context = options.mesh_in_context or isinstance(fun, LoadedFunction)
         self.is_typed: bool | None = None
         self._parameters = Parameters.of(fun)
-        self._traces: dict[Any, Trace] = {}
+        self._cleared = _SHARED.cleared
+        self._own_traces: dict[Any, Trace] = {}
         self._decided: dict[Any, Decisions] = {}
         self._meshes_inside: dict[Any, AnyMesh | None] = {}
 
+    @property
+    def was_cleared(self) -> bool:
+        """Whether `jax.clear_caches` was called since traces were last forgotten."""
+        return self._cleared != _SHARED.cleared
+
     def forget(self) -> None:
         """Forgets all traces."""
-        self._traces.clear()
+        self._cleared = _SHARED.cleared
+        self._own_traces.clear()
+        (_SHARED.of(self.fun) or {}).clear()
         self._decided.clear()
         self._meshes_inside.clear()
+
+    def _traces(self, arguments: Arguments) -> tuple[dict[Any, Trace], Any]:
+        """Where the trace of a call is kept, and its key there. What the planner decides is for this function alone."""
+        key, shared = key_of_trace(arguments), _SHARED.of(self.fun)
+        types = self._stated_types if explicit_axes(arguments.mesh) else ()
+        if shared is None or types is None or decisions():
+            return self._own_traces, key
+        machine = self.options.machine_platform(arguments.mesh)
+        made = (self.statics, self.has_mesh_in_context, self.is_typed, self.is_inner, machine, types)
+        return shared, (key, made)
+
+    @cached_property
+    def _stated_types(self) -> tuple[Any, ...] | None:
+        """`out_shardings` as a key: on Explicit axes a trace has them. None where they cannot be one."""
+        leaves, tree = jax.tree.flatten(self.options.out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES))
+        try:
+            hash(key := (tree, *leaves))
+        except TypeError:
+            return None
+        return key
 
     def dynamic_parameters(self, statics: Statics) -> Parameters:
         """The parameters without the static ones."""
@@ -282,7 +315,8 @@ class TracedFunction:
     def is_traced(self, arguments: Arguments) -> bool:
         """Whether a call needs no new trace of the user's function."""
         with self._as_decided(arguments):
-            return key_of_trace(arguments) in self._traces
+            traces, key = self._traces(arguments)
+            return key in traces
 
     def decide(self, arguments: Arguments, made: Decisions) -> None:
         """Makes calls with types like these be traced with decisions, where the function asks for any."""
@@ -302,14 +336,14 @@ class TracedFunction:
             return self._program(arguments)
 
     def _program(self, arguments: Arguments) -> Program:
-        key = key_of_trace(arguments)
-        if (known := self._traces.get(key)) is not None:
+        traces, key = self._traces(arguments)
+        if (known := traces.get(key)) is not None:
             with tracing_allowed():
                 mesh = arguments.mesh if known.on_own_mesh else auto_mesh(arguments.mesh)
                 return self._traced_on(mesh, arguments, known.in_context, known.again)
         program, mesh, in_context = self._newly_traced(arguments)
         if (trace := trace_of(program, mesh is arguments.mesh, in_context)) is not None:
-            self._traces[key] = trace
+            traces[key] = trace
         return program
 
     def _newly_traced(self, arguments: Arguments) -> tuple[Program, AnyMesh, bool]:
@@ -346,6 +380,8 @@ class TracedFunction:
             in_context,
             self.options.machine_platform(mesh),
         )
+        if isinstance(self.fun, LoadedFunction):
+            self.fun.carry_attributes(program)
         if donated := self.donated(arguments):
             program.mark_donated(donated)
         if not self.is_inner and not program.is_typed:

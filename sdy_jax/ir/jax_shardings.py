@@ -60,11 +60,9 @@ def from_partition_spec(
         raise ShardingError(
             f"{where}: {spec} has {len(entries)} entries for a value of rank {rank}; give at most one per dimension"
         )
-    unreduced = frozenset(spec.unreduced)
-    named = [str(name) for entry in entries for name in entry_names(entry)] + sorted(map(str, unreduced))
-    _check_names(named, mesh, f"{where}: {spec}")
+    _check_names(_names(spec), mesh, f"{where}: {spec}")
     dimensions = (*map(_dimension, entries), *(CLOSED for _ in range(rank - len(entries))))
-    axes = sort_axes((AxisRef(str(name)) for name in unreduced), mesh)
+    axes = sort_axes((AxisRef(str(name)) for name in spec.unreduced), mesh)
     return TensorSharding(mesh_name, dimensions, (), axes, unreduced_by(spec))
 
 
@@ -116,10 +114,24 @@ def _dimension(entry: Any) -> DimensionSharding:
     return DimensionSharding(tuple(AxisRef(str(name)) for name in entry_names(entry)))
 
 
-def _check_names(names: Iterable[str], mesh: Mesh, where: str) -> None:
+def check_used_once(spec: PartitionSpec, where: str) -> None:
+    """
+    Raises:
+        ShardingError: a spec uses an axis twice, whatever the mesh.
+    """
+    _check_names(_names(spec), None, f"{where}: {spec}")
+
+
+def _names(spec: PartitionSpec) -> list[str]:
+    """All axes that a spec names."""
+    unreduced = sorted(map(str, spec.unreduced))
+    return [str(name) for entry in spec.partitions for name in entry_names(entry)] + unreduced
+
+
+def _check_names(names: Iterable[str], mesh: Mesh | None, where: str) -> None:
     seen: set[str] = set()
     for name in names:
-        if name not in mesh.sizes:
+        if mesh is not None and name not in mesh.sizes:
             known = ", ".join(mesh.axis_names) or "none"
             raise ShardingError(f"{where} names the axis {name!r}, which the mesh lacks; its axes are: {known}")
         if name in seen:

@@ -360,7 +360,7 @@ class Executor:
         return value, aux, ends, found
 
     def _no_up(self) -> Leaves:
-        return [zeros_of(leaf[0]) for leaf in self.batch]
+        return [zeros_of(at(leaf, 0)) for leaf in self.batch]
 
     def _no_down(self) -> Leaves:
         return inexact(self._no_up())

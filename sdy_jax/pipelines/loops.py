@@ -348,7 +348,8 @@ update_p.def_abstract_eval(lambda buffer, *_: buffer)
 
 
 def at(buffer: Any, *place: Any) -> Any:
-    """The part at a place; that at slot 0 where the place is -1, none."""
+    """The part at a place; that at slot 0 where the place is -1, none. It has the array's type, which one by index has
+    not in jax 0.12 where dimensions have size one."""
     return lax.squeeze(_part(buffer, place), range(len(place)))
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table
 from sdy_jax.pipelines.executor import Executor, Grouping, Head, State, columns_of
 from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, is_inexact
-from sdy_jax.pipelines.loops import Cycle, Slots, cycles, exact_loops, fewest_loops
+from sdy_jax.pipelines.loops import Cycle, Slots, at, cycles, exact_loops, fewest_loops
 from sdy_jax.pipelines.region import Region
 
 
@@ -134,7 +134,7 @@ class PipelineProgram:
         names = ("down", "x", "inputs", *["up"] * (not kept), *["deferred"] * self._defers)
 
         def body(values: Values, columns: Any, kept: Leaves, ends: Results) -> Values:
-            state = {"kept": [x[0] for x in kept]} if kept else {}
+            state = {"kept": [at(x, 0) for x in kept]} if kept else {}
             return self._cotangents(values, self._run(self._executor(values, ends), table, columns, names, state))
 
         in_specs = P(self.region.axis), self._result_specs
@@ -188,10 +188,10 @@ class PipelineProgram:
         return lambda values, *more: mapped(values, columns, *more)
 
     def _executor(self, values: Values, ends: Results | None = None) -> Executor:
-        weights = [x[0].astype(dtype) for x, dtype in zip(values.weights, self.types, strict=True)]
+        weights = [at(x, 0).astype(dtype) for x, dtype in zip(values.weights, self.types, strict=True)]
         given = Inputs(values.constants, weights, values.extra, values.key)
-        one = Inputs(values.constants, [x[0, 0] for x in weights], [x[0] for x in values.extra], values.key)
-        x = [x[0] for x in values.batch]
+        one = Inputs(values.constants, [at(x, 0, 0) for x in weights], [at(x, 0) for x in values.extra], values.key)
+        x = [at(x, 0) for x in values.batch]
         turned = len(x) if self.loss is not None and ends is None else None
         layer = partial(_in_order, self.layer, len(x), len(values.constants))
         return Executor(
@@ -203,7 +203,7 @@ class PipelineProgram:
             given,
             values.batch,
             [] if ends is None or self.loss is not None else ends.outs,
-            [] if ends is None else [x[0] for x in ends.aux],
+            [] if ends is None else [at(x, 0) for x in ends.aux],
             self._head(values, x, ends),
             self.region.alone,
         )
@@ -213,7 +213,7 @@ class PipelineProgram:
             return None
         loss = partial(_in_order, self.loss, len(x), len(values.loss_constants))
         given = Inputs(values.loss_constants, [], values.targets, [])
-        one = Inputs(values.loss_constants, [], [leaf[0] for leaf in values.targets], [])
+        one = Inputs(values.loss_constants, [], [at(leaf, 0) for leaf in values.targets], [])
         passes = LayerPasses(self.region, loss, x, one, 1 if ends is None else None)
         value = passes.outs[0]
         cotangent = jnp.asarray(self.table.share if ends is None else ends.outs[0], value.dtype)

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sdy_jax.annotate.jaxprs import Rewriting
 from sdy_jax.annotate.site import current_mesh
 from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_calls import jit
@@ -216,8 +217,37 @@ class Region:
     def _crossed(self, fun: Callable[..., Any], *args: Any) -> Any:
         inside = jax.sharding.get_abstract_mesh()
         with jax.sharding.use_abstract_mesh(self.around):
-            made = fun(*on_mesh(args, self.around))
-        return on_mesh(made, inside)
+            outer = on_mesh(args, self.around)
+            if not self._is_stated_again:
+                return on_mesh(fun(*outer), inside)
+            closed, made = jax.make_jaxpr(fun, return_shape=True)(*outer)
+        found = jaxpr_as_fun(self._moved(closed, inside))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(made), found)
+
+    @property
+    def _is_stated_again(self) -> bool:
+        """Whether jax states the types of values along the axis: beside Auto axes it says of all Explicit ones that do
+        not split a value that they do not, and in the region this one cannot be named."""
+        explicit = explicit_axes(self.around)
+        return self.axis in explicit and len(explicit) < len(self.around.axis_names)
+
+    def _moved(self, closed: Any, inside: Any) -> Any:
+        """A closed jaxpr of values on the mesh around as one of values on that inside."""
+        context = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
+
+        def there(x: Any) -> Any:
+            is_sharding = isinstance(x, NamedSharding)
+            return NamedSharding(inside, x.spec) if is_sharding and x.mesh == self.around else x
+
+        def type_of(aval: Any) -> Any:
+            own = getattr(aval, "sharding", None)
+            return aval if there(own) is own else aval.update(sharding=there(own))
+
+        def equation(e: Any) -> list[Any]:
+            return [e.replace(ctx=context, params={name: there(value) for name, value in e.params.items()})]
+
+        jaxpr = Rewriting(equation, types=type_of).of(closed)
+        return jaxpr.replace(consts=on_mesh(jaxpr.consts, inside))
 
 
 def _pulled(pull: Callable[..., Any], cotangents: Any) -> Any:

@@ -58,6 +58,21 @@ def test_a_program_with_foreign_attributes_runs_and_keeps_them(name: str) -> Non
     assert words(after) == words(text) and len(words(text)) > 3
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("stage", ["traced", "imported", "propagated", "partitioned"])
+def test_its_plan_has_them_at_the_same_arguments_and_results(name: str, stage: str) -> None:
+    text, arguments, _ = PROGRAMS[name]
+    after = signature(sdy.partition(sdy.loads(text)).plan(*arguments).mlir(stage))
+    counts = {"mhlo.num_partitions", "mhlo.num_replicas"}  # which jax states
+    assert [words(part) - counts for part in after] == [words(part) - counts for part in signature(text)]
+
+
+def signature(text: str) -> list[str]:
+    """What a module says of its main function's arguments and results, one by one, after what it says of itself."""
+    head, _, rest = text.partition("@main")
+    return [head.split("func.func")[0], *re.split(r"tensor<", rest.split("\n    %")[0].split("attributes {")[0])[1:]]
+
+
 def test_a_program_with_foreign_attributes_verifies() -> None:
     run = sdy.partition(sdy.loads(TYPED))
     assert sdy.verify(run, X, W).ok

@@ -85,7 +85,7 @@ def wrapped() -> Iterator[Any]:
 
 
 @pytest.mark.dear(cases=4)
-@pytest.mark.parametrize(("name", "wrap"), wrapped())
+@pytest.mark.parametrize(("name", "wrap"), list(wrapped()))
 def test_a_step_has_the_values_of_the_scan_and_the_types_of_its_arguments(name: str, wrap: Callable[..., Any]) -> None:
     layer, w, x, options = CASES[name]
     value, slopes = run(layer, w, x, wrap, **options)

@@ -9,8 +9,11 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sharding_dump import parse
 
 import sdy_jax as sdy
+from sdy_jax.calls.planned_call import moves_by_itself
+from sdy_jax.ir.graph import Graph
 
 X = np.arange(128, dtype=np.float32).reshape(8, 16) / 16
 JITS = (sdy.partition, jax.jit)
@@ -165,3 +168,59 @@ def test_plans_say_what_lies_on_the_host_and_what_moves_when():
     lines = str(plan).partition("host memory (bytes of a device's block)\n")[2].partition("\n\n")[0].splitlines()
     assert len(lines) == 6 and any("3 trips" in line and "(backward)" in line for line in lines)
     assert "host memory" not in str(sdy.partition(lambda x: x * 2, mesh=mesh).plan(placed(mesh)))
+
+
+BROUGHT_BY_LAYERS = """
+func.func @main(%w: tensor<3x8x8xf32>, %v: tensor<3x8x8xf32>, %x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %n = stablehlo.constant dense<3> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %zero, %c = %x) : tensor<i32>, tensor<8x8xf32>
+    cond {
+      %p = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %a = stablehlo.dynamic_slice %w, %i, %zero, %zero, sizes = [1, 8, 8]
+        : (tensor<3x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x8xf32>
+      %b = stablehlo.reshape %a : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+      %d = stablehlo.custom_call @annotate_device_placement(%b) : (tensor<8x8xf32>) -> tensor<8x8xf32>
+      %e = stablehlo.dynamic_slice %v, %i, %zero, %zero, sizes = [1, 8, 8]
+        : (tensor<3x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x8xf32>
+      %f = stablehlo.reshape %e : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+      %g = stablehlo.custom_call @annotate_device_placement(%f) : (tensor<8x8xf32>) -> tensor<8x8xf32>
+      %h = stablehlo.add %g, %f : tensor<8x8xf32>
+      %k = stablehlo.add %c, %d : tensor<8x8xf32>
+      %l = stablehlo.add %k, %h : tensor<8x8xf32>
+      %j = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %j, %l : tensor<i32>, tensor<8x8xf32>
+    }
+  return %r#1 : tensor<8x8xf32>
+}
+"""
+
+
+def test_arrays_that_the_program_moves_by_parts_stay_on_the_host():
+    """`w` is read by what moves alone, `v` by an addition as well, and `x` never moves."""
+    graph = Graph(parse(BROUGHT_BY_LAYERS).operation)
+    assert [moves_by_itself(value) for value in graph.arguments] == [True, False, False]
+
+
+TRANSFORMED = {
+    "called": lambda f, ws, x: f(ws, x),
+    "gradient": lambda f, ws, x: jax.grad(f)(ws, x),
+    "mapped": lambda f, ws, x: jax.vmap(f, (None, 0))(ws, jnp.stack([x, x])),
+}
+
+
+@pytest.mark.parametrize("use", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_they_are_those_of_jit_under_transformations(use):
+    """For CPUs jax lowers no moves; what brings arrays to devices at the border is the same."""
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+    def run(ws, x):
+        return jax.lax.scan(lambda x, w: (jnp.sin(x @ put(w, DEVICE)), None), x, ws)[0].sum()
+
+    ws = jax.device_put(jnp.ones((3, 16, 16)) / 9, NamedSharding(mesh, P(None, None, "b"), memory_kind="pinned_host"))
+    ours, theirs = (use(jit(run), ws, placed(mesh)) for jit in JITS)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert ours.sharding.memory_kind == theirs.sharding.memory_kind

@@ -257,7 +257,7 @@ class ProgramMeshes:
         Axes that cannot be expressed there are left out, with all axes behind them in their dimension.
 
         Raises:
-            UnsupportedError: the mesh has other devices than the base.
+            ShardingError: the mesh has other devices than the base.
         """
         if sharding.mesh == self.base_name:
             return sharding
@@ -350,7 +350,7 @@ class ProgramMeshes:
 
     def _check_devices(self, sharding: TensorSharding, own: Mesh) -> None:
         if not same_devices(own, self.base):
-            raise UnsupportedError(
+            raise ShardingError(
                 f"<{sharding}> is on the mesh {own}, the function is partitioned on {self.base}; "
                 "all meshes of a function must have the same devices, in any order"
             )

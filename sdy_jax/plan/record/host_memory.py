@@ -140,19 +140,23 @@ def _joined(equation: Any, same: Mapping[Var, Any]) -> Iterator[tuple[Var, Any]]
 
 
 class _Layouts:
-    """The layouts of values by their types without axes and the lines that make them."""
+    """The layouts of values by their types without axes and the lines that make them; first of what calls to compilers
+    make, by which programs for accelerators move values."""
+
+    _CALL = "stablehlo.custom_call"
 
     def __init__(self, values: Sequence[RecordedValue], ops: Sequence[RecordedOp]):
         self._found: dict[tuple[str, str], set[RecordedTensor]] = {}
         for value in values:
             line = ops[value.op].place.line if value.op is not None else ""
             plain = f"{value.tensor.dtype}[{','.join(map(str, value.tensor.shape))}]"
-            for key in ((plain, line), (plain, "")):
+            by_call = value.op is not None and ops[value.op].kind == self._CALL
+            for key in ((plain, line), (plain, ""), *[(plain, self._CALL)] * by_call):
                 self._found.setdefault(key, set()).add(value.tensor)
 
     def of(self, type_: str, line: str) -> RecordedTensor:
         """The layout of what has a type and is made on a line; without bytes where those that are so differ in them."""
-        for key in ((type_, line), (type_, "")):
+        for key in ((type_, self._CALL), (type_, line), (type_, "")):
             found = self._found.get(key, set())
             if len({tensor.bytes for tensor in found}) == 1:
                 return min(found, key=lambda tensor: (len(tensor.type), tensor.type))
