@@ -51,7 +51,7 @@ from sdy_jax.ir import locations
 from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.contracts import check
-from sdy_jax.plan.notices import LOG, report_notes, too_large, warn_of
+from sdy_jax.plan.notices import LOG, op_by_op, report_notes, too_large, warn_of
 from sdy_jax.plan.pinning.pinned import PinnedPlan
 from sdy_jax.plan.plan import CallPlan, Plan
 from sdy_jax.plan.stages import PlannedWith
@@ -453,7 +453,7 @@ class PlannedFunction:
             device_kind=device_kind(arguments.mesh),
             function=self.runner,
         )
-        warn_of(too_large(plan))  # which reads the graph of the plan that runs
+        warn_of([*too_large(plan), *op_by_op(plan)])  # which read the graph of the plan that runs
         check(plan, self.options.budget, self.options.strict_axes)
         return plan
 

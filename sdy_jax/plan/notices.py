@@ -24,6 +24,7 @@ from sdy_jax.ir.locations import short_source, users_stack_level
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.report import Note
+from sdy_jax.lowering.planner.search.baseline import MOST_ATOMS
 from sdy_jax.plan.plan import Plan
 
 # What planning is doing: a bar in a terminal where it takes long, and lines of the logger `sdy_jax.plan`.
@@ -184,6 +185,17 @@ def too_large(plan: Plan) -> Iterator[str]:
         f"{plan.source}: {plan.name}: does not fit: {what} of {bytes_text(held.available)} on each device{most}. "
         f"The largest: {_largest(largest)}; {fix}"
     )
+
+
+def op_by_op(plan: Plan) -> Iterator[str]:
+    """What is said of a plan whose layouts were not chosen for the whole program, as was asked."""
+    given = plan.planned_with
+    if given is not None and given.policy.layouts == "global" and plan.layouts is None and plan.wire_bytes:
+        yield (
+            f"{plan.source}: {plan.name}: layouts are chosen op by op: they are searched for whole programs along "
+            f"{MOST_ATOMS} mesh axes, or parts of axes, at most, and this one is split along more; to fix: make one "
+            "axis of several that split the same dimensions"
+        )
 
 
 def warn_of(texts: Iterable[str]) -> None:

@@ -34,7 +34,7 @@ _LARGE = 10_000
 8B model that are no loop have 28,900, and take 17 and 9 s of planning on 64 GPUs for 26 and 13, to equal plans; with
 layouts that are chosen, 0.98 of the time on 256 chips, in two thirds of the planning. One layer has 900."""
 
-_MOST_ATOMS = 4
+MOST_ATOMS = 4
 """Axes, or parts of axes, up to which a program is planned. Guessed, a guard of planning time: each more makes about
 five times as many layouts. Programs on more parts are planned along whole axes, those on more axes stay op by op."""
 
@@ -54,7 +54,7 @@ class Baseline(NamedTuple):
     @property
     def can_be_planned(self) -> bool:
         """Whether the program is on few enough axes."""
-        return len(self.atoms) <= _MOST_ATOMS
+        return len(self.atoms) <= MOST_ATOMS
 
 
 def baseline_of(graph: Graph, setting: Setting) -> Baseline:

@@ -1,6 +1,7 @@
 """Programs that cut mesh axes into many parts are planned with whole axes."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ HEADS = 2
 @pytest.fixture
 def few_parts(monkeypatch):
     """Two parts of axes are many."""
-    monkeypatch.setattr(baseline, "_MOST_ATOMS", 2)
+    monkeypatch.setattr(baseline, "MOST_ATOMS", 2)
 
 
 def attention(x, weights):
@@ -96,7 +97,7 @@ def test_few_parts_of_axes_stay():
 
 def planned_along_whole_axes():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baseline, "_MOST_ATOMS", 2)
+        patch.setattr(baseline, "MOST_ATOMS", 2)
         return planned(attention, *arguments())
 
 
@@ -112,8 +113,21 @@ def test_parts_that_the_program_states_are_kept(few_parts):
     program = sdy.loads(text)
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     function = sdy.partition(program)
-    np.testing.assert_allclose(function(x), 2 * np.tanh(x), rtol=1e-5)
+    with pytest.warns(sdy.PartitionWarning, match="chosen op by op"):
+        np.testing.assert_allclose(function(x), 2 * np.tanh(x), rtol=1e-5)
     assert '"x":(1)2' in str(function.plan(x).stages["partitioned"])
+
+
+def test_programs_on_many_axes_are_told():
+    """Five axes that a program tells apart: what is not searched is said, once it sends anything."""
+    mesh = jax.sharding.AbstractMesh((2,) * 5, tuple("abcde"))
+    x, w = jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((64, 64), np.float32)
+    specs = P(("a", "b"), "c"), P("d", "e")
+    with pytest.warns(sdy.PartitionWarning, match="layouts are chosen op by op.*mesh axes"):
+        assert sdy.partition(lambda x, w: x @ w, mesh=mesh, in_shardings=specs).plan(x, w).layouts is None
+    with warnings.catch_warnings(action="error"):
+        sdy.partition(lambda x, w: x @ w, mesh=mesh, in_shardings=specs, layouts="local").plan(x, w)
+        sdy.partition(jax.numpy.add, mesh=mesh, in_shardings=P(tuple("abcde"))).plan(x, w)
 
 
 def test_leading_axes_that_are_cut_nowhere_else():
