@@ -77,7 +77,8 @@ def test_arguments_and_results_of_layers_are_one_row_each_which_opens(record: Pl
       const first = rows[0].text; const before = box.querySelectorAll("[role=row]").length; rows[0].click();
       return [rows.length, first, before, box.querySelectorAll("[role=row]").length, box.text, folded]; })()"""
     rows, first, before, after, text, folded = opened(record, body)
-    assert rows == 4 and "weights[*]['" in first and before == 1 + 4 + 1  # the head, and the batch
+    assert rows == 4 and "weights[*]['" in first.replace(" ", "") and before == 1 + 4 + 1  # the head, and the batch
+    text = text.replace(" ", "")
     assert after > before and "weights[0]['down']" in text and folded.count("result ") == 2
 
 
@@ -96,6 +97,54 @@ def test_names_are_cut_in_the_middle(record: PlanRecord) -> None:
     cut, short, *tight = opened(record, texts)
     assert len(cut) == 24 and cut.startswith("params['dec") and cut.endswith("['kernel']") and "…" in cut
     assert short == "up" and tight == ["dot_g…", "la…17"]
+
+
+@in_node
+def test_of_names_that_end_alike_the_entries_before_are_shown(record: PlanRecord) -> None:
+    names = [f"state['momentum']['layers'][*]['{each}_norm']['bias']" for each in ("attention", "mlp")]
+    names += ["layer_*/attention/convert_element_type#*", "layer_*/mlp/sub#*", "a short name"]
+    parts = opened(record, f"{names}.map((name) => abbreviated(name).children.map((part) => part.text))")
+    assert ["".join(each) for each in parts] == names
+    assert parts[0] == ["state['momentum']['layers']", "[*]['attention_no", "rm']['bias']"]
+    assert parts[1] == ["state['momentum']['layers']", "[*]['mlp_no", "rm']['bias']"]
+    assert parts[2] == ["layer_*/attention", "/convert_el", "ement_type#*"]
+    assert parts[3:] == [["layer", "_*/mlp/sub#*"], ["a short name"]]
+
+
+@in_node
+def test_edges_of_a_graph_go_down_whatever_comes_first_in_the_program(record: PlanRecord) -> None:
+    """Ops that the planner moves ahead are of a box that takes what later boxes make."""
+    body = """(() => { const nodes = [0, 1, 2, 3].map(() => ({ width: 10, height: 10 }));
+      const edges = [[1, 2], [2, 3], [3, 0], [0, 3]].map(([from, to]) => ({ from, to }));
+      const free = edges.slice(0, 3); layOut(nodes, free); const down = nodes.map((node) => node.layer);
+      const all = free.every((e) => e.points);
+      layOut(nodes, edges); return [down, all, edges.filter((e) => !e.points).length]; })()"""
+    down, drawn, back = opened(record, body)
+    assert down == [3, 0, 1, 2] and drawn and back == 1
+
+
+@in_node
+def test_the_planner_s_changes_of_layers_are_one_row_which_opens() -> None:
+    record = step_of_layers(SPREAD, 2 * ROWS).record()
+    body = """(() => { openTab("changes"); const box = byId("view").children[1];
+      const rows = () => box.querySelectorAll("[role=row]").map((row) => row.text); const before = rows();
+      const folded = before.findIndex((row) => row.includes("▸")); box.querySelectorAll("[role=row]")[folded].click();
+      return [before, folded, rows()]; })()"""
+    before, folded, after = opened(record, body)
+    assert folded > 0 and "×" in before[folded] and "*" in before[folded]
+    assert "▾" in after[folded] and "▸" not in after[folded + 1] and "layer_" in after[folded + 1]
+    assert "*" not in after[folded + 1].split("bf16")[0]
+
+
+@in_node
+def test_runs_of_layers_that_are_too_narrow_for_names_have_one(record: PlanRecord) -> None:
+    body = """(() => { openTab("time"); drawn.texts = []; timeView._draw(1000); const all = drawn.texts.map(([t]) => t);
+      const { boxes } = timeView.timing.rows[1]; timeView._show(boxes[3].start, boxes[6].end); drawn.texts = [];
+      timeView._draw(1000); return [all, drawn.texts.map(([t]) => t)]; })()"""
+    whole, near = opened(record, body)
+    assert f"layer_* × {MANY}" in whole and not any(re.fullmatch(r"layer_\d+", text) for text in whole)
+    assert any(re.fullmatch(r"layer_\d+", text) for text in near)
+    assert not any(len(text) < 4 and text.endswith("…") for text in [*whole, *near])  # `d…` says nothing
 
 
 @in_node

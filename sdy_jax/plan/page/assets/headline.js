@@ -7,8 +7,11 @@ function showHeadline() {
   byId("headline").replaceChildren(sentFigure(), hasTimes() ? timeFigure(data.time, unit) : workFigure(data), memoryFigure(data.memory), kindsFigure());
 }
 
+/** A figure, with a bar that says its parts when it is pointed at, or pressed. */
 function figure(name, amount, about, bar) {
-  return el("div", { class: "figure" }, el("p", { class: "figure-name" }, name), el("p", { class: "figure-amount" }, el("span", {}, amount), el("small", {}, about)), bar);
+  const said = el("p", { class: "figure-name", hidden: true }, bar?.getAttribute("aria-label") ?? bar?.getAttribute("title"));
+  const press = () => (said.hidden = !said.hidden);
+  return el("div", { class: "figure", onclick: press }, el("p", { class: "figure-name" }, name), el("p", { class: "figure-amount" }, el("span", {}, amount), el("small", {}, about)), bar, said);
 }
 
 /** A bar of parts, `[class, amount, words]`. */

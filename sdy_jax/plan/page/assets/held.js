@@ -36,7 +36,7 @@ class Held {
   /** The bytes of temporaries at each op by labels. Where an op's are not all there at one moment, each has its share. */
   _temporaries(labels) {
     const { timeline, temporaries, buffers } = this.memory;
-    const found = new Map(labels.map((label) => [label, new Float64Array(timeline.length + 1)]));
+    const found = new Map([...new Set(labels)].map((label) => [label, new Float64Array(timeline.length + 1)]));
     buffers.forEach(([, bytes, first, last], n) => {
       const changes = found.get(labels[n]);
       changes[first] += bytes;
