@@ -108,6 +108,7 @@ def test_flows_begin_and_end_in_slices(name: str) -> None:
     for each in flows.values():
         kinds = [event["ph"] for event in each]
         assert kinds[0] == "s" and kinds[-1] == "f" and set(kinds[1:-1]) <= {"t"} and len(kinds) > 1
+        assert all(one["ts"] <= other["ts"] for one, other in pairwise(each))
         for event in each:
             assert any(
                 s["ts"] - NOTHING <= event["ts"] <= s["ts"] + s["dur"] + NOTHING for s in of_thread[event["tid"]]
@@ -156,7 +157,10 @@ def test_a_loop_is_one_trip_with_a_multiplier() -> None:
 def test_slices_say_their_bytes_operations_lines_and_reasons() -> None:
     events = events_of("layers, over a network")
     sent = [event for event in events if event["ph"] == "X" and event["cat"] in ("hidden", "exposed")]
-    assert sent
+    assert sent and {(each["cat"], each["cname"]) for each in sent} == {
+        ("exposed", "thread_state_iowait"),
+        ("hidden", "grey"),
+    }
     for event in sent:
         said = event["args"]
         assert said["bytes on the wire"] > 0 and said["axes"] and said["reason"].startswith("for ")
