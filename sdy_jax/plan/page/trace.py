@@ -30,8 +30,10 @@ _COMPUTE = 1
 """The numbers of the processes, estimated and measured, and of their first thread. Chosen: viewers sort by them, and
 take 0 for an idle process."""
 
-_PLACES = 6
-"""Decimals of microseconds. Chosen: picoseconds, of which the shortest ops take some, and no rounding of doubles."""
+_PARTS = 2**20
+"""Parts of a microsecond that times are multiples of. Chosen: picoseconds, of which the shortest ops take some; and a
+power of two, in which doubles add up without rounding: what begins where another one ends does so in a viewer that adds
+`ts` and `dur`, too, as speedscope does."""
 
 
 _COLOURS = {"exposed": "thread_state_iowait", "hidden": "grey"}
@@ -66,13 +68,13 @@ def trace_json(record: PlanRecord) -> str:
 
 
 def _microseconds(seconds: float) -> float:
-    return round(1e6 * seconds, _PLACES)
+    return round(1e6 * seconds * _PARTS) / _PARTS
 
 
 def _complete(name: str, thread: int, start: float, end: float, category: str, args: dict[str, Any]) -> Event:
     """A slice. Both of its ends are rounded, so that slices nest as they did."""
     begin = _microseconds(start)
-    duration = round(_microseconds(end) - begin, _PLACES)
+    duration = _microseconds(end) - begin
     found = {"ph": "X", "name": name, "cat": category, "pid": _PROCESS, "tid": thread, "ts": begin, "dur": duration}
     found |= {"cname": _COLOURS[category]} if category in _COLOURS else {}
     return found | {"args": {key: value for key, value in args.items() if value not in (None, "", ())}}
@@ -186,7 +188,7 @@ class _Trace:
     def _args(self, each: RecordedSlice) -> dict[str, Any]:
         """What a slice says of its op, and of the collective."""
         found: dict[str, Any] = {"phase": each.phase, "executions": each.times}
-        found["one execution (us)"] = _microseconds(each.duration / each.times)
+        found["one execution (us)"] = float(f"{1e6 * each.duration / each.times:.6g}")
         if each.host is not None:
             moved = self._record.host[each.host]
             return found | {"type": moved.type, "bytes": moved.bytes, "line": moved.line, "for": moved.path}

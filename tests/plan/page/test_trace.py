@@ -73,6 +73,17 @@ def test_slices_of_a_track_nest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IN_SECONDS)
+def test_ends_of_slices_add_up_to_the_beginnings_of_the_next_without_rounding(name: str) -> None:
+    """Viewers that add times find what a slice is in by its end: speedscope does."""
+    for of_thread in slices(events_of(name)).values():
+        around = list[float]()
+        for event in of_thread:
+            around = [end for end in around if end > event["ts"]]
+            around.append(event["ts"] + event["dur"])
+            assert around == sorted(around, reverse=True)
+
+
+@pytest.mark.parametrize("name", IN_SECONDS)
 def test_tracks_have_names_and_take_as_long_as_the_plan_says(name: str) -> None:
     events, time = events_of(name), record_of(name).time
     named, of_thread = threads(events), slices(events)
