@@ -190,6 +190,14 @@ def test_pictures_of_the_view_are_small_drawings_that_a_page_shows(picture: Path
     assert f"](../images/{picture.name})" in (ROOT / "docs" / "howto" / "profile.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["gpt", "experts", "pipeline"])
+def test_pages_before_and_now_are_small_pictures_that_a_page_shows(name: str) -> None:
+    text = (ROOT / "docs" / "guide" / "plans_time.md").read_text()
+    for picture in (f"page-{name}-before.png", f"page-{name}.png"):
+        assert (ROOT / "docs" / "images" / picture).stat().st_size < 150_000 and f"](../images/{picture})" in text
+    assert {"gpt", "experts", "pipeline"} == set(runpy.run_path(str(ROOT / "scripts" / "timelines"))["PROGRAMS"])
+
+
 @in_node
 def test_a_picture_is_what_the_view_draws() -> None:
     timelines = runpy.run_path(str(ROOT / "scripts" / "timelines"))

@@ -160,10 +160,11 @@ function rowsOf(lane, boxes, first) {
 function runsOf(boxes) {
   const runs = [];
   for (const group of groupedBy(boxes, (box) => folded(box.label))) {
-    if (group.length < LEAST_ALIKE || folded(group[0].label) === group[0].label) continue;
+    const [{ kind, label }] = group;
+    if (kind !== "scope" || group.length < LEAST_ALIKE || folded(label) === label) continue;
     const letters = group.reduce((most, box) => Math.max(most, box.label.length), 0);
     const names = new Set(group.map((box) => box.label));
-    const run = { start: group[0].start, end: group.at(-1).end, count: group.length, letters, label: `${folded(group[0].label)} × ${names.size}` };
+    const run = { start: group[0].start, end: group.at(-1).end, count: group.length, letters, label: `${folded(label)} × ${names.size}` };
     for (const box of group) box.run = run;
     runs.push(run);
   }
