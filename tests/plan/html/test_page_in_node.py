@@ -6,29 +6,22 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from page_in_node import NODE, opened
 from places import ROOT
-from timed_plans import H100, MESH, ROWS, SPREAD, WIDTH, P, shape, specs, step_of_layers, trained, unrolled, weights
+from timed_plans import H100, MANY, ROWS, SPREAD, many_layers, step_of_layers
 
-import sdy_jax as sdy
 from sdy_jax.plan.page.html import page
 from sdy_jax.plan.record.record import PlanRecord
 
 in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
-MANY = 64
 
 
 @pytest.fixture(scope="module")
 def record() -> PlanRecord:
-    """Layers one by one, op by op, so that planning is short."""
-    split = [specs()] * MANY
-    options: dict[str, Any] = {"costs": H100, "layouts": "local"}
-    f = sdy.partition(trained(unrolled), mesh=MESH, in_shardings=(split, P("data")), out_shardings=split, **options)
-    return f.plan([weights()] * MANY, shape(ROWS, WIDTH)).record(steps=True)
+    return many_layers()
 
 
 @in_node

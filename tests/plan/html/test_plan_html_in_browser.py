@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks import loaded
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from plan_pages import HOSTILE, LONG, MESH, SPECS, planned
-from timed_plans import H100, step_of_layers
+from timed_plans import H100, many_layers, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.plan.page.html import _frame
@@ -490,6 +491,36 @@ def test_a_click_on_a_scope_selects_it(opened: Opened, timed: sdy.Plan) -> None:
     view.mouse.click(box["x"] + NAMES + 40, box["y"] + 42)  # below the phases: layers
     assert view.locator("#details .kind").inner_text() == "name scope"
     assert view.locator("#details h2").inner_text().startswith("layer_")
+
+
+FRAMES = """() => {
+  const times = [];
+  const next = (time) => {
+    times.push(time);
+    if (times.length < 61) requestAnimationFrame(next);
+    else window.taken = times;
+  };
+  requestAnimationFrame(next);
+}"""
+
+
+def test_a_page_of_many_layers_opens_within_a_second_and_zooms_at_thirty_frames(opened: Opened, pages: Path) -> None:
+    many_layers().to_html(pages / "many.html")
+    took = []
+    for _ in range(3):
+        view = opened("many.html")
+        view.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        took.append(view.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+    assert min(took) < 1000  # milliseconds; 200 to 400 on two cores
+    box = over_time(view)
+    view.mouse.move(box["x"] + NAMES + 200, box["y"] + 60)
+    view.evaluate(FRAMES)
+    for number in range(60):
+        view.mouse.wheel(0 if number % 2 else 40, -120 if number < 40 else 200)  # zooms and moves
+    view.wait_for_function("window.taken")
+    times = view.evaluate("window.taken")
+    between = sorted(later - time for time, later in pairwise(times))
+    assert between[len(between) // 2] < 33  # milliseconds; 17 on two cores
 
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3, "has_touch": True, "is_mobile": True}
