@@ -7,8 +7,7 @@ class Steps {
     this.plan = plan;
     this.moments = [];
     this.phases = [];
-    const said = plan.data.steps;
-    if (said) this._propagation(said);
+    if (plan.data.steps) this._propagation(plan.data.steps);
     this._planner();
     this._phase("partitioned");
     this._add({ title: "Partitioned", text: `the program with its ${several(plan.transfers().count, "collective")}`, changed: this._made() });
@@ -71,12 +70,12 @@ class Steps {
   _propagation({ starts, spreads }) {
     this._phase("annotated");
     this._add({ title: "As annotated", text: `${several(starts.length, "value")} with stated layouts`, changed: starts.map((each) => each[0]) });
-    let level = null;
+    let phase = "";
     for (const [first, end] of runsOfSteps(spreads)) {
-      const [found, priority] = spreads[first].slice(SPREAD.indexOf("level"));
-      const at = `${priority}.${found}`;
-      if (at !== level) this._phase(priority ? `user priority ${priority}, op priority ${found}` : `op priority ${found}`);
-      level = at;
+      const [level, priority] = spreads[first].slice(SPREAD.indexOf("level"));
+      const next = priority ? `user priority ${priority}, op priority ${level}` : `op priority ${level}`;
+      if (next !== phase) this._phase(next);
+      phase = next;
       this._add(new PropagationStep(this.plan, this.moments.length, first, end));
     }
     this.propagated = this.moments.length - 1;

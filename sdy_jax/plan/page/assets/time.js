@@ -266,15 +266,15 @@ class TimeView {
   bar() {
     const swatch = (kind, name) => el("span", { class: "swatch" }, el("i", { class: kind }), name);
     const button = (label, text, by) => el("button", { title: label, "aria-label": label, onclick: by }, text);
-    return el(
-      "div",
-      { class: "view-bar said" },
-      el("span", { class: "quiet" }, this.summary()),
-      el("span", { class: "together" }, [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], ...(this.timing.plan.data.host.length ? [["host", "host"]] : []), ...(this.timing.measured.length ? [["measured", "measured"]] : [])].map((each) => swatch(...each)),
-        button("Zoom in (+)", "+", () => this._zoom(0.5)),
-        button("Zoom out (-)", "−", () => this._zoom(2)),
-        button("Whole step (0)", "all", () => this._show(0, this.timing.end))),
-    );
+    const { host } = this.timing.plan.data;
+    const kinds = [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], host.length && ["host", "host"], this.timing.measured.length && ["measured", "measured"]];
+    const tools = [
+      kinds.filter(Boolean).map((kind) => swatch(...kind)),
+      button("Zoom in (+)", "+", () => this._zoom(0.5)),
+      button("Zoom out (-)", "−", () => this._zoom(2)),
+      button("Whole step (0)", "all", () => this._show(0, this.timing.end)),
+    ];
+    return el("div", { class: "view-bar said" }, el("span", { class: "quiet" }, this.summary()), el("span", { class: "together" }, tools));
   }
 
   /** What memory is shown by, and what that is at the peak. */
