@@ -34,6 +34,17 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     return [f"  {line(row)}".rstrip() for row in rows]
 
 
+def share_text(part: float) -> str:
+    """A share, with a decimal where it is small, as the page writes it.
+
+    >>> share_text(0.314), share_text(0.0917), share_text(0.0001)
+    ('31%', '9.2%', '<0.1%')
+    """
+    if 0 < part < 0.0005:
+        return "<0.1%"
+    return f"{100 * part:.{1 if part < 0.0995 else 0}f}%"
+
+
 _NARROW = 16
 """Columns of a cell that keep it readable. Chosen: a kind of collective, or the end of a path."""
 
