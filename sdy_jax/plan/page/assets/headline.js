@@ -110,6 +110,7 @@ function showMoment() {
   const phase = steps.phaseAt(moment);
   byId("moment").value = moment;
   byId("moment").setAttribute("aria-valuetext", `${title}: ${text}`);
+  byId("moment-text").title = text; // where there is no room for all of it
   for (const button of byId("steps").querySelectorAll(".phase")) button.setAttribute("aria-pressed", Number(button.dataset.first) === phase.first);
   const link = changed.length ? el("button", { class: "link", onclick: () => selectName(app.plan.names[changed[0]], changed[0]) }, "show") : null;
   byId("moment-text").replaceChildren(el("b", {}, `${moment} / ${steps.last} `), text, " ", link ?? "");
