@@ -411,8 +411,8 @@ class CostModel:
             dtype: the element type of its operands, as MLIR writes it: `f32`, `f8E4M3FN`.
             precision: as `jax.lax.Precision` calls it.
 
-        >>> CostModel.of_machine("h100", ["data"]).pace("f8E4M3FN")
-        0.5
+        >>> CostModel.of_machine("a100", ["data"]).pace("f32"), CostModel.of_machine("a100", ["data"]).pace("i8")
+        (2.0, 0.5)
         """
         known = machines().get(self.machine)
         if known is None or self.flop != 2 / known.chip.flops:
