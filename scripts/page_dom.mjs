@@ -105,7 +105,7 @@ globalThis.document = {
   documentElement: new Element("html"),
 };
 document.getElementById("metric").append(Object.assign(new Element("option"), { attributes: { value: "time" } }));
-globalThis.window = { devicePixelRatio: 1 };
+globalThis.window = { devicePixelRatio: 1, innerHeight: 768 };
 globalThis.ResizeObserver = class {
   observe() {}
 };
@@ -113,4 +113,6 @@ globalThis.requestAnimationFrame = (draw) => {
   draw();
   return 0;
 };
-globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => name });
+globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
+/** A colour is the variable that it is given by. */
+globalThis.getComputedStyle = (node) => ({ color: /^var\((.*)\)$/.exec(node.style.color)[1] });

@@ -32,6 +32,7 @@ from sdy_jax.lowering.ops.registry import (
     strategies,
 )
 from sdy_jax.lowering.ops.shards import mask_padding, offset
+from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.rules.op_attributes import (
     RaggedDotDimensionNumbers,
     dot_dimension_numbers,
@@ -329,6 +330,19 @@ def precision(op: Op) -> Precisions:
         return None
     lhs, rhs = (lax.Precision[str(p).split()[-1].rstrip(">")] for p in op.attributes["precision_config"])  # type: ignore[attr-defined]
     return lhs, rhs
+
+
+_PRODUCTS = ("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution", "chlo.ragged_dot")
+
+
+def pace(op: Op, costs: CostModel) -> float:
+    """How long an operation of an op takes beside the rate of a cost model: products by their element type and
+    precision; 1 for all others. Of two types the wider one is multiplied."""
+    if op.name not in _PRODUCTS:
+        return 1.0
+    wider = max(op.operands[:2], key=lambda value: value.itemsize)
+    asked = max((each.value for each in precision(op) or ()), default=lax.Precision.DEFAULT.value)
+    return costs.pace(wider.dtype, lax.Precision(asked).name)
 
 
 @open_precision("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution")

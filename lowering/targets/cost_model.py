@@ -403,6 +403,22 @@ class CostModel:
         computing = self.flop * operations
         return max(computing, self.memory * touched) if self.memory else computing
 
+    def pace(self, dtype: str, precision: str = "DEFAULT") -> float:
+        """How long an operation of a product takes beside `flop`, where rates are published: what machines do with
+        other element types than bfloat16, and with precisions, is known of them.
+
+        Args:
+            dtype: the element type of its operands, as MLIR writes it: `f32`, `f8E4M3FN`.
+            precision: as `jax.lax.Precision` calls it.
+
+        >>> CostModel.of_machine("a100", ["data"]).pace("f32"), CostModel.of_machine("a100", ["data"]).pace("i8")
+        (2.0, 0.5)
+        """
+        known = machines().get(self.machine)
+        if known is None or self.flop != 2 / known.chip.flops:
+            return 1.0
+        return known.chip.flops / family_of_machine(self.machine).products(known.chip, dtype, precision)
+
     def bucket_bytes(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> float:
         """The size at which latency is a tenth of a collective's time, in bytes that each device sends.
 

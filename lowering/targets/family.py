@@ -228,6 +228,10 @@ class Arrays:
         return elements * (self.rounded if is_rounded and self.rounds else itemsize)
 
 
+def _one_rate(chip: Chip, dtype: str, precision: str) -> float:
+    return chip.flops
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family of devices.
@@ -240,6 +244,8 @@ class Family:
         forms: in which forms their compiler takes collectives best.
         flop: the bytes that are worth to be sent to save an operation, where costs are bytes.
         usual: the machine that is meant where only the family is said; none for one whose rates are not published.
+        products: operations per second of products whose operands have an element type, as MLIR writes it, at a
+            precision, as `jax.lax.Precision` calls it; of types of which nothing is published that of bfloat16.
     """
 
     name: str
@@ -249,3 +255,4 @@ class Family:
     forms: Forms = field(default_factory=Forms)
     flop: float = FLOP
     usual: str = ""
+    products: Callable[[Chip, str, str], float] = _one_rate

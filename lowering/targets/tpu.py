@@ -70,6 +70,18 @@ def _ici(dimensions: int, joins: int, bandwidth: float, network: float) -> Links
     return Links(bandwidth, _HOP, _START, beyond, is_torus=True, joins_hosts=True, name=name, joins=joins)
 
 
+_PASSES = {"HIGH": 3, "HIGHEST": 6}
+"""Products of bfloat16 that one of float32 takes at higher precisions than the default, which rounds to bfloat16.
+Published (`jax.lax.Precision`)."""
+
+
+def _products(chip: Chip, dtype: str, precision: str) -> float:
+    if dtype == "f32":
+        return chip.flops / _PASSES.get(precision, 1)
+    name = "int8" if dtype in ("i8", "ui8") else "float8" if dtype.startswith("f8") else ""
+    return chip.peaks.get(name, chip.flops)
+
+
 TPU = Family(
     "tpu",
     {
@@ -92,6 +104,7 @@ TPU = Family(
     Arrays(Tiles(), _BFLOAT16, _copies),
     Forms(in_lanes=True, in_halves=True, looked_up_apart=True, barriers_last=True),
     usual="tpu v5e",
+    products=_products,
 )
 """Published (sources below), rounded; for anything finer measure, or give `CostModel` your own.
 

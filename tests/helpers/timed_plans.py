@@ -85,6 +85,18 @@ def step_of_layers(costs: sdy.CostModel | None, rows: int = ROWS, **options: Any
     return f.plan([weights()] * LAYERS, shape(rows, WIDTH))
 
 
+MANY = 64
+"""Layers of a page that has to open soon."""
+
+
+def many_layers() -> PlanRecord:
+    """Many layers one by one, with the steps of propagation; op by op, so that planning is short."""
+    split = [specs()] * MANY
+    options: dict[str, Any] = {"costs": H100, "layouts": "local"}
+    f = sdy.partition(trained(unrolled), mesh=MESH, in_shardings=(split, P("data")), out_shardings=split, **options)
+    return f.plan([weights()] * MANY, shape(ROWS, WIDTH)).record(steps=True)
+
+
 def step_in_a_loop(costs: sdy.CostModel | None, **options: Any) -> sdy.Plan:
     """Layers in a loop."""
     split = specs(None)

@@ -15,6 +15,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import Axes, axes_size, mesh_order
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.elementwise import carries
+from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.ops.registry import Strategy
 from sdy_jax.lowering.planner.facts.factors import are_apart, dividing_factors
 from sdy_jax.lowering.planner.facts.fusion import Touched, Touches
@@ -310,7 +311,7 @@ class Decisions:
 def kinds_of(setting: Setting) -> Kinds:
     """The kinds of ops, as they are decided about in a setting."""
     rules, touches = setting.rules.without_overrides(), _touches(setting.costs, setting.target)
-    return Kinds(rules, setting.policy.halo_exchange, touches)
+    return Kinds(rules, setting.policy.halo_exchange, touches, lambda op: pace(op, setting.costs))
 
 
 def _noted(made: Decision, around: Shardings) -> Decision:

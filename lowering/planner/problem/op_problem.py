@@ -28,7 +28,8 @@ class Kind:
 
     `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product, a
     convolution or a kernel, or as dear, so that its work may not be repeated. `touched`: what ops of the kind read from
-    memory and write to it, where that has a price. Compared by identity, so that keys are cheap.
+    memory and write to it, where that has a price. `pace`: how long an operation takes beside one of a product of
+    bfloat16. Compared by identity, so that keys are cheap.
     """
 
     rule: OpShardingRule
@@ -36,6 +37,7 @@ class Kind:
     tensors: tuple[tuple[tuple[int, ...], float], ...]
     multiplies: bool
     touched: tuple[Touched, ...] = ()
+    pace: float = 1.0
 
 
 class Tensor(NamedTuple):
@@ -208,7 +210,7 @@ def work_time(
 ) -> float:
     """The time of one device's own work, on blocks of so many elements of operands and results. `written`: the results
     that are written to memory though nothing is said of them."""
-    operations, traffic = work
+    operations, traffic = work.operations * kind.pace, work.traffic
     touched, launch = _as_written(kind.touched, written, costs)
     if traffic is not None:
         return costs.work_time(operations, traffic) + launch
@@ -270,12 +272,17 @@ def own_traffic(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> 
 
 class Kinds:
     """The kinds of a program's ops; without `halo_exchange`, dimensions are whole along which ops would need elements
-    of other shards. `touches`: what an op reads from memory and writes to it; None where that has no price."""
+    of other shards. `touches`: what an op reads from memory and writes to it; None where that has no price. `pace`: how
+    long an operation of it takes beside one of bfloat16."""
 
     def __init__(
-        self, rules: RuleBook, halo_exchange: bool = True, touches: Callable[[Op], tuple[Touched, ...]] | None = None
+        self,
+        rules: RuleBook,
+        halo_exchange: bool = True,
+        touches: Callable[[Op], tuple[Touched, ...]] | None = None,
+        pace: Callable[[Op], float] = lambda op: 1.0,
     ):
-        self._rules, self._halo_exchange, self._touches = rules, halo_exchange, touches
+        self._rules, self._halo_exchange, self._touches, self._pace = rules, halo_exchange, touches, pace
         self._by_op: dict[object, Kind | None] = {}
         self._shared: dict[object, Kind] = {}
 
@@ -305,8 +312,8 @@ class Kinds:
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         strategies = strategies_of(op, rule)
         strategies = strategies if self._halo_exchange else _without_halos(strategies)
-        kind = Kind(rule, strategies, tensors, _multiplies(rule, strategies, tensors), touched)
-        return self._shared.setdefault((kind.rule, kind.strategies, tensors, touched), kind)
+        kind = Kind(rule, strategies, tensors, _multiplies(rule, strategies, tensors), touched, self._pace(op))
+        return self._shared.setdefault((kind.rule, kind.strategies, tensors, touched, kind.pace), kind)
 
 
 def _multiplies(

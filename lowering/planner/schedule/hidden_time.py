@@ -17,6 +17,7 @@ from sdy_jax.ir.custom_ops import Uneven, stated_work
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
+from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.planner.facts.fusion import CriticalPath, takes_long
 from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
@@ -84,7 +85,10 @@ class WorkTimes:
         return self._costs.work_time(self.operations(op), sum(self.touched(op)))
 
     def operations(self, product: Op) -> float:
-        """A product's operations on one device."""
+        """A product's operations on one device, in those of bfloat16 that take as long."""
+        return self._count(product) * pace(product, self._costs)
+
+    def _count(self, product: Op) -> float:
         if product.name != "stablehlo.dot_general":
             return self._share(product, operations_of(product) / 2)
         lhs, (result,) = self._local.shape(product.operands[0]), product.results

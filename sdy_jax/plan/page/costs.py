@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.ir.jax_shardings import amount_text, bytes_text, count_text, flops_text, seconds_text
-from sdy_jax.plan.page.text import Section
+from sdy_jax.plan.page.text import Section, share_text
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedTime
@@ -257,16 +257,16 @@ def _moves(record: PlanRecord) -> str:
 
 
 def _uses(roofline: RecordedRoofline) -> str:
-    """The shares of peaks, and which resource would take longest alone: `5% of peak compute (MFU), 12% of memory
-    bandwidth, links 33% data, 11% model; bound by data`."""
+    """The shares of peaks, and which resource would take longest alone: `5.1% of peak compute (MFU), 12% of memory
+    bandwidth, links 33% data, 0.4% model; bound by data`."""
     said, links = [], []
     for each in roofline.resources:
         if each.name == "compute":
-            said.append(f"{roofline.mfu:.0%} of peak compute (MFU)")
+            said.append(f"{share_text(roofline.mfu)} of peak compute (MFU)")
         elif each.name == "memory":
-            said.append(f"{roofline.share(each):.0%} of memory bandwidth")
+            said.append(f"{share_text(roofline.share(each))} of memory bandwidth")
         else:
-            links.append(f"{roofline.share(each):.0%} {each.name.replace(', ', '+')}")
+            links.append(f"{share_text(roofline.share(each))} {each.name.replace(', ', '+')}")
     bound = f"; bound by {roofline.bound.name.replace(', ', '+')}" if roofline.bound is not None else ""
     return ", ".join([*said, *([f"links {', '.join(links)}"] if links else [])]) + bound
 

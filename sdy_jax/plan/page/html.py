@@ -193,10 +193,11 @@ class _Columns:
         slices = timeline.slices
         return {
             "lanes": list(map(_lane, timeline.lanes)),
-            "loops": [[loop.op, loop.start, loop.duration, loop.trips] for loop in timeline.loops],
-            "starts": timeline.starts,
+            "loops": [[loop.op, _short(loop.start), _short(loop.duration), loop.trips] for loop in timeline.loops],
+            "starts": list(map(_short, timeline.starts)),
             "slices": {
                 **{name: [getattr(each, name) for each in slices] for name in _OF_SLICES},
+                **{name: [_short(getattr(each, name)) for each in slices] for name in ("start", "duration")},
                 "op": _or_none(each.op for each in slices),
                 "host": _or_none(each.host for each in slices),
                 "collective": self._first(slices),
@@ -273,7 +274,13 @@ def _lane(lane: RecordedLane) -> str:
 
 
 _OF_EXECUTIONS = ("lane", "start", "duration", "backward")
-_OF_SLICES = ("lane", "start", "duration", "times", "hidden", "phase")
+_OF_SLICES = ("lane", "times", "hidden", "phase")
+
+
+def _short(time: float) -> float:
+    """A time as the page reads it: in ten digits, which tell ops of a step apart, where floats have seventeen, of which
+    that of a large program is a third."""
+    return float(f"{time:.10g}")
 
 
 def _roofline(found: RecordedRoofline) -> dict[str, Any]:

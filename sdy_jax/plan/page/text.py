@@ -34,6 +34,21 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     return [f"  {line(row)}".rstrip() for row in rows]
 
 
+_LEAST, _SMALL = 0.0005, 0.0995
+"""Given: less would be 0.0%, and more has two digits without a decimal."""
+
+
+def share_text(part: float) -> str:
+    """A share, with a decimal where it is small, as the page writes it.
+
+    >>> share_text(0.314), share_text(0.0917), share_text(0.0001)
+    ('31%', '9.2%', '<0.1%')
+    """
+    if 0 < part < _LEAST:
+        return "<0.1%"
+    return f"{part:.{1 if part < _SMALL else 0}%}"
+
+
 _NARROW = 16
 """Columns of a cell that keep it readable. Chosen: a kind of collective, or the end of a path."""
 

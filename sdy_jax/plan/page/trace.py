@@ -30,8 +30,14 @@ _COMPUTE = 1
 """The numbers of the processes, estimated and measured, and of their first thread. Chosen: viewers sort by them, and
 take 0 for an idle process."""
 
-_PLACES = 6
-"""Decimals of microseconds. Chosen: picoseconds, of which the shortest ops take some, and no rounding of doubles."""
+_PARTS = 2**20
+"""Parts of a microsecond that times are multiples of. Chosen: picoseconds, of which the shortest ops take some; and a
+power of two, in which doubles add up without rounding: what begins where another one ends does so in a viewer that adds
+`ts` and `dur`, too, as speedscope does."""
+
+
+_COLOURS = {"exposed": "thread_state_iowait", "hidden": "grey"}
+"""Colours by chrome://tracing's names: orange is what is waited for. Perfetto gives colours of its own."""
 
 
 def write_trace(record: PlanRecord, path: str | os.PathLike[str]) -> None:
@@ -62,14 +68,15 @@ def trace_json(record: PlanRecord) -> str:
 
 
 def _microseconds(seconds: float) -> float:
-    return round(1e6 * seconds, _PLACES)
+    return round(1e6 * seconds * _PARTS) / _PARTS
 
 
 def _complete(name: str, thread: int, start: float, end: float, category: str, args: dict[str, Any]) -> Event:
     """A slice. Both of its ends are rounded, so that slices nest as they did."""
     begin = _microseconds(start)
-    duration = round(_microseconds(end) - begin, _PLACES)
+    duration = _microseconds(end) - begin
     found = {"ph": "X", "name": name, "cat": category, "pid": _PROCESS, "tid": thread, "ts": begin, "dur": duration}
+    found |= {"cname": _COLOURS[category]} if category in _COLOURS else {}
     return found | {"args": {key: value for key, value in args.items() if value not in (None, "", ())}}
 
 
@@ -114,7 +121,7 @@ class _Trace:
     def _metadata(self) -> Iterator[Event]:
         mesh, origin = self._record.mesh, self._record.time.origin or self._record.mesh.device_kind
         yield _named("process_name", 0, f"{self._record.name} on each of {mesh.size} devices, estimated")
-        yield _named("process_labels", 0, origin, "labels")
+        yield _named("process_labels", 0, origin.replace(",", ";"), "labels")  # viewers take commas for ends of labels
         yield _named("thread_name", _COMPUTE, "compute")
         for lane, threads in sorted(self._threads.items()):
             for number, thread in enumerate(threads):
@@ -181,7 +188,7 @@ class _Trace:
     def _args(self, each: RecordedSlice) -> dict[str, Any]:
         """What a slice says of its op, and of the collective."""
         found: dict[str, Any] = {"phase": each.phase, "executions": each.times}
-        found["one execution (us)"] = _microseconds(each.duration / each.times)
+        found["one execution (us)"] = float(f"{1e6 * each.duration / each.times:.6g}")
         if each.host is not None:
             moved = self._record.host[each.host]
             return found | {"type": moved.type, "bytes": moved.bytes, "line": moved.line, "for": moved.path}
@@ -221,7 +228,9 @@ class _Trace:
 
     def _flows(self, sent: Iterable[tuple[RecordedSlice, int]]) -> Iterator[Event]:
         """A flow per collective: it starts in the slice that makes the operand, steps to the first slice in which it is
-        sent, and ends in the first that needs the result."""
+        sent, and ends in the first that needs the result. Viewers drop flows that go back in time: a ring is stepped to
+        once its operand has begun, and ends that would go back are left out, as some of a bucket, whose members are
+        made and taken at several moments."""
         first = dict[int, tuple[RecordedSlice, int]]()
         for each, thread in sent:
             assert each.collective is not None
@@ -230,13 +239,12 @@ class _Trace:
         for number, (each, thread) in sorted(first.items()):
             maker, user = ends.maker(self._record.collectives[number]), ends.user(self._record.collectives[number])
             name = _said(self._record.collectives[number])
-            steps = [("s", _COMPUTE, _middle(maker))] if maker is not None else []
-            steps.append(("t" if maker is not None else "s", thread, each.start))
-            steps += [("f", _COMPUTE, user.start)] if user is not None else []
+            steps = [(_COMPUTE, _middle(maker))] if maker is not None and _middle(maker) <= each.end else []
+            steps.append((thread, max([each.start, *(at for _, at in steps)])))
+            steps += [(_COMPUTE, user.start)] if user is not None and user.start >= steps[-1][1] else []
             if len(steps) > 1:
-                last = len(steps) - 1
-                for place, (phase, on, at) in enumerate(steps):
-                    yield _flow("f" if place == last else phase, number, name, on, at)
+                for phase, (on, at) in zip("s" + "t" * (len(steps) - 2) + "f", steps, strict=True):
+                    yield _flow(phase, number, name, on, at)
 
     # What is held.
 

@@ -18,6 +18,7 @@ from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.stored_shardings import list_of
 from sdy_jax.lowering.ops.collectives.written import device_pairs
 from sdy_jax.lowering.ops.emit import value_shardings
+from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.planner.facts.loops import Executions, executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.report import CollectiveRecord
@@ -388,7 +389,7 @@ class PipelineRecords:
         if done is not None and done.kernel is not None:
             computing = costs.work_time(done.kernel.operations, done.kernel.bytes) * done.runs.times
         elif done is not None:
-            computing = costs.flop / 2 * done.flops * done.runs.times
+            computing = costs.flop / 2 * done.flops * pace(op, costs) * done.runs.times
         return self._sending.get(op, 0.0) + computing
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
 from sdy_jax.lowering.targets.axis_rates import cut
@@ -117,7 +118,9 @@ def roofline_record(plan: Answers, timeline: RecordedTimeline) -> RecordedRoofli
         return None
     all_flops, resources = flops(plan.work), list[RecordedResource]()
     if costs.flop:
-        resources.append(RecordedResource("compute", all_flops, _PER_PRODUCT / costs.flop))
+        paced = flops(tuple(replace(done, flops=done.flops * pace(op, costs)) for op, done in plan.work_by_op.items()))
+        mixed = all_flops / paced if paced else 1.0  # of the peaks of its types, as often as each is used
+        resources.append(RecordedResource("compute", all_flops, mixed * _PER_PRODUCT / costs.flop))
     if costs.memory:
         resources.append(RecordedResource("memory", _traffic(plan), 1 / costs.memory))
     resources += _of_links(plan, timeline.lanes[1:])

@@ -245,6 +245,56 @@ def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
     assert time_of(jnp.matmul, x, w, specs=specs, costs=quick).compute == pytest.approx(1e-6 * 32 * 32 * 4 + 2e-3)
 
 
+PACES = [
+    ("h100", "bf16", "DEFAULT", 989e12),
+    ("h100", "f32", "DEFAULT", 494e12),
+    ("h100", "f32", "HIGHEST", 67e12),
+    ("h100", "f8E4M3FN", "DEFAULT", 1979e12),
+    ("h100", "i8", "DEFAULT", 1979e12),
+    ("v100", "f32", "DEFAULT", 15.7e12),
+    ("mi300x", "f8E5M2", "DEFAULT", 2614.9e12),
+    ("tpu v5e", "f32", "DEFAULT", 197e12),
+    ("tpu v5e", "f32", "HIGH", 197e12 / 3),
+    ("tpu v5e", "f32", "HIGHEST", 197e12 / 6),
+    ("tpu v5e", "i8", "DEFAULT", 393e12),
+    ("tpu v5e", "f8E4M3FN", "DEFAULT", 197e12),
+    ("tpu7x", "f8E4M3FN", "DEFAULT", 2307e12),
+]
+
+
+@pytest.mark.parametrize("machine, dtype, precision, peak", PACES)
+def test_products_take_the_peak_of_their_type(machine, dtype, precision, peak):
+    costs = sdy.CostModel.of_machine(machine, ["x"])
+    assert 2 / (costs.flop * costs.pace(dtype, precision)) == pytest.approx(peak)
+
+
+def test_rates_that_nobody_published_are_of_all_types():
+    assert sdy.CostModel().pace("f32") == 1
+    assert dataclasses.replace(sdy.CostModel.of_machine("h100", ["x"]), flop=1e-14).pace("f8E4M3FN") == 1
+
+
+TYPES = [
+    (jnp.bfloat16, None, 1),
+    (jnp.float32, None, 989 / 494),
+    (jnp.float32, "highest", 989 / 67),
+    (jnp.int8, None, 0.5),
+]
+
+
+@pytest.mark.parametrize("dtype, precision, pace", TYPES)
+def test_a_plan_takes_as_long_as_its_type_asks_and_uses_the_peak_of_that(dtype, precision, pace):
+    mesh = jax.sharding.AbstractMesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    wide = jnp.int32 if dtype is jnp.int8 else jnp.float32
+    dot = lambda x, w: jax.lax.dot(x, w, precision=precision, preferred_element_type=wide)  # noqa: E731
+    costs = sdy.CostModel.of_machine("h100", mesh)
+    x, w = (jax.ShapeDtypeStruct((rows, 8192), dtype) for rows in (65536, 8192))
+    record = sdy.partition(dot, mesh=mesh, in_shardings=(P("x"), P()), costs=costs).plan(x, w).record()
+    work = record.flops * costs.flop / 2 * pace
+    assert record.time.total == pytest.approx(work, rel=0.01)
+    compute = record.roofline.resources[0]
+    assert compute.peak == pytest.approx(989e12 / pace, rel=0.01) and record.roofline.share(compute) > 0.98
+
+
 def test_what_is_returned_is_made_in_one_loop_with_what_follows():
     """A moment and the weight that it changes."""
     m, g, w = (np.zeros((64, 64), np.float32) for _ in range(3))

@@ -6,29 +6,22 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from page_in_node import NODE, opened
 from places import ROOT
-from timed_plans import H100, MESH, ROWS, SPREAD, WIDTH, P, shape, specs, step_of_layers, trained, unrolled, weights
+from timed_plans import H100, MANY, ROWS, SPREAD, many_layers, step_of_layers
 
-import sdy_jax as sdy
 from sdy_jax.plan.page.html import page
 from sdy_jax.plan.record.record import PlanRecord
 
 in_node = pytest.mark.skipif(NODE is None, reason="there is no node")
-MANY = 64
 
 
 @pytest.fixture(scope="module")
 def record() -> PlanRecord:
-    """Layers one by one, op by op, so that planning is short."""
-    split = [specs()] * MANY
-    options: dict[str, Any] = {"costs": H100, "layouts": "local"}
-    f = sdy.partition(trained(unrolled), mesh=MESH, in_shardings=(split, P("data")), out_shardings=split, **options)
-    return f.plan([weights()] * MANY, shape(ROWS, WIDTH)).record(steps=True)
+    return many_layers()
 
 
 @in_node
@@ -77,7 +70,8 @@ def test_arguments_and_results_of_layers_are_one_row_each_which_opens(record: Pl
       const first = rows[0].text; const before = box.querySelectorAll("[role=row]").length; rows[0].click();
       return [rows.length, first, before, box.querySelectorAll("[role=row]").length, box.text, folded]; })()"""
     rows, first, before, after, text, folded = opened(record, body)
-    assert rows == 4 and "weights[*]['" in first and before == 1 + 4 + 1  # the head, and the batch
+    assert rows == 4 and "weights[*]['" in first.replace(" ", "") and before == 1 + 4 + 1  # the head, and the batch
+    text = text.replace(" ", "")
     assert after > before and "weights[0]['down']" in text and folded.count("result ") == 2
 
 
@@ -96,6 +90,54 @@ def test_names_are_cut_in_the_middle(record: PlanRecord) -> None:
     cut, short, *tight = opened(record, texts)
     assert len(cut) == 24 and cut.startswith("params['dec") and cut.endswith("['kernel']") and "…" in cut
     assert short == "up" and tight == ["dot_g…", "la…17"]
+
+
+@in_node
+def test_of_names_that_end_alike_the_entries_before_are_shown(record: PlanRecord) -> None:
+    names = [f"state['momentum']['layers'][*]['{each}_norm']['bias']" for each in ("attention", "mlp")]
+    names += ["layer_*/attention/convert_element_type#*", "layer_*/mlp/sub#*", "a short name"]
+    parts = opened(record, f"{names}.map((name) => abbreviated(name).children.map((part) => part.text))")
+    assert ["".join(each) for each in parts] == names
+    assert parts[0] == ["state['momentum']['layers']", "[*]['attention_no", "rm']['bias']"]
+    assert parts[1] == ["state['momentum']['layers']", "[*]['mlp_no", "rm']['bias']"]
+    assert parts[2] == ["layer_*/attention", "/convert_el", "ement_type#*"]
+    assert parts[3:] == [["layer", "_*/mlp/sub#*"], ["a short name"]]
+
+
+@in_node
+def test_edges_of_a_graph_go_down_whatever_comes_first_in_the_program(record: PlanRecord) -> None:
+    """Ops that the planner moves ahead are of a box that takes what later boxes make."""
+    body = """(() => { const nodes = [0, 1, 2, 3].map(() => ({ width: 10, height: 10 }));
+      const edges = [[1, 2], [2, 3], [3, 0], [0, 3]].map(([from, to]) => ({ from, to }));
+      const free = edges.slice(0, 3); layOut(nodes, free); const down = nodes.map((node) => node.layer);
+      const all = free.every((e) => e.points);
+      layOut(nodes, edges); return [down, all, edges.filter((e) => !e.points).length]; })()"""
+    down, drawn, back = opened(record, body)
+    assert down == [3, 0, 1, 2] and drawn and back == 1
+
+
+@in_node
+def test_the_planner_s_changes_of_layers_are_one_row_which_opens() -> None:
+    record = step_of_layers(SPREAD, 2 * ROWS).record()
+    body = """(() => { openTab("changes"); const box = byId("view").children[1];
+      const rows = () => box.querySelectorAll("[role=row]").map((row) => row.text); const before = rows();
+      const folded = before.findIndex((row) => row.includes("▸")); box.querySelectorAll("[role=row]")[folded].click();
+      return [before, folded, rows()]; })()"""
+    before, folded, after = opened(record, body)
+    assert folded > 0 and "×" in before[folded] and "*" in before[folded]
+    assert "▾" in after[folded] and "▸" not in after[folded + 1] and "layer_" in after[folded + 1]
+    assert "*" not in after[folded + 1].split("bf16")[0]
+
+
+@in_node
+def test_runs_of_layers_that_are_too_narrow_for_names_have_one(record: PlanRecord) -> None:
+    body = """(() => { openTab("time"); drawn.texts = []; timeView._draw(1000); const all = drawn.texts.map(([t]) => t);
+      const { boxes } = timeView.timing.rows[1]; timeView._show(boxes[3].start, boxes[6].end); drawn.texts = [];
+      timeView._draw(1000); return [all, drawn.texts.map(([t]) => t)]; })()"""
+    whole, near = opened(record, body)
+    assert f"layer_* × {MANY}" in whole and not any(re.fullmatch(r"layer_\d+", text) for text in whole)
+    assert any(re.fullmatch(r"layer_\d+", text) for text in near)
+    assert not any(len(text) < 4 and text.endswith("…") for text in [*whole, *near])  # `d…` says nothing
 
 
 @in_node
@@ -139,6 +181,14 @@ def test_pictures_of_the_view_are_small_drawings_that_a_page_shows(picture: Path
     said = "".join(drawing.itertext())
     assert "forward" in said and "backward" in said and "peak" in said and "links: " in said
     assert f"](../images/{picture.name})" in (ROOT / "docs" / "howto" / "profile.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["gpt", "experts", "pipeline"])
+def test_pages_before_and_now_are_small_pictures_that_a_page_shows(name: str) -> None:
+    text = (ROOT / "docs" / "guide" / "plans_time.md").read_text()
+    for picture in (f"page-{name}-before.png", f"page-{name}.png"):
+        assert (ROOT / "docs" / "images" / picture).stat().st_size < 150_000 and f"](../images/{picture})" in text
+    assert {"gpt", "experts", "pipeline"} == set(runpy.run_path(str(ROOT / "scripts" / "timelines"))["PROGRAMS"])
 
 
 @in_node

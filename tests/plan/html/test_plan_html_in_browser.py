@@ -1,9 +1,10 @@
-"""The page of a plan in a headless Chromium: search, clicks, steps, keys, themes, comparisons."""
+"""The page of a plan in a headless Chromium: search, clicks, steps, keys, themes, comparisons, time, phones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks import loaded
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from plan_pages import HOSTILE, LONG, MESH, SPECS, planned
+from timed_plans import H100, many_layers, step_of_layers
 
 import sdy_jax as sdy
 from sdy_jax.plan.page.html import _frame
@@ -40,7 +42,7 @@ def opened(browser: Any, pages: Path) -> Iterator[Opened]:
     views: list[Any] = []
 
     def opens(name: str, **how: Any) -> Any:
-        view = browser.new_page(viewport={"width": 1280, "height": 800}, **how)
+        view = browser.new_page(**{"viewport": {"width": 1280, "height": 800}} | how)
         views.append(view)
         view.on("console", lambda message: said.append(message.text))
         view.on("pageerror", lambda error: said.append(str(error)))
@@ -78,7 +80,7 @@ def test_collectives_are_counted_alike_everywhere(opened: Opened, paged: sdy.Pla
     assert count > sum(bool(each.wire_bytes) for each in paged.record().collectives)  # some are in a loop
     view = opened("plan.html")
     assert view.locator("#headline .figure-amount").nth(3).inner_text() == f"{count} per call"
-    assert f"Collectives ({count})" in view.locator("#details").inner_text()
+    assert f"Collectives: {count}" in view.locator("#details").inner_text()
     assert f"its {count} collectives" in view.locator("#moment-text").inner_text()
     view.click("#tab-collectives")
     assert f"{count} collectives" in view.locator(".view-bar").inner_text()
@@ -115,10 +117,11 @@ def test_long_names_keep_both_ends(opened: Opened) -> None:
     view = opened("hostile.html")
     view.click("#tab-border")
     name = view.locator("#border .abbreviated").first
-    left, right = name.locator("span").all()
-    assert name.get_attribute("title") == left.inner_text() + right.inner_text() == LONG
+    left, middle, right = name.locator("span").all()
+    assert name.get_attribute("title") == left.inner_text() + middle.inner_text() + right.inner_text() == LONG
     assert right.evaluate("n => n.getBoundingClientRect().right <= n.parentNode.getBoundingClientRect().right")
     assert left.evaluate("n => n.scrollWidth > n.clientWidth && getComputedStyle(n).direction == 'ltr'")
+    assert middle.evaluate("n => n.clientWidth") > 50  # pixels: some eight letters
 
 
 def test_what_is_searched_is_shown_with_its_layout_and_the_reasons(opened: Opened) -> None:
@@ -381,3 +384,177 @@ def test_a_pipeline_is_drawn_as_a_timeline(opened: Opened, pages: Path) -> None:
     view.click("#view h3 .link")
     assert "manual_computation" in view.locator("#details").inner_text()
     assert opened("plan.html").locator("#tab-pipelines").count() == 0
+
+
+# The view of time.
+
+
+@pytest.fixture(scope="module")
+def timed(pages: Path) -> sdy.Plan:
+    """A plan that knows times, with its page."""
+    plan = step_of_layers(H100)
+    plan.to_html(pages / "timed.html")
+    return plan
+
+
+PAINTED = """(names) => {
+  const canvas = document.querySelector('.time-box canvas');
+  const { width, height } = canvas;
+  const second = Object.assign(document.createElement('canvas'), { width, height });
+  const copy = second.getContext('2d', {willReadFrequently: true});
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, width, height);
+  const counts = new Map();
+  for (let n = 0; n < data.length; n += 4) {
+    const colour = `rgb(${data[n]}, ${data[n + 1]}, ${data[n + 2]})`;
+    counts.set(colour, (counts.get(colour) ?? 0) + (data[n + 3] === 255));
+  }
+  return names.map((name) => {
+    const probe = document.body.appendChild(document.createElement('i'));
+    probe.style.color = `var(--${name})`;
+    const { color } = getComputedStyle(probe);
+    probe.remove();
+    return counts.get(color) ?? 0;
+  });
+}"""
+DRAWN = [
+    "time-forward",
+    "time-backward",
+    "time-update",
+    "time-compute",
+    "time-scope",
+    "held-weights",
+    "held-activations",
+]
+
+
+def over_time(view: Any) -> dict[str, float]:
+    """Opens the view of time; where its canvas is on the page."""
+    view.click("#tab-time")
+    view.wait_for_function("document.querySelector('.time-box canvas').style.height !== ''")
+    box: dict[str, float] = view.locator(".time-box canvas").bounding_box()
+    return box
+
+
+FORWARD = (60, 25)
+"""Pixels right of the names of lanes and below the top of the canvas: in the first phase."""
+NAMES = 118
+MEMORY = 12
+"""Pixels above the end of the canvas: in the layers that are always held."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_time_is_painted_in_the_colours_of_the_theme(opened: Opened, timed: sdy.Plan, scheme: str) -> None:
+    view = opened("timed.html", color_scheme=scheme)
+    over_time(view)
+    before = view.evaluate(PAINTED, DRAWN)
+    assert min(before) > 50, dict(zip(DRAWN, before, strict=True))
+    view.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+    view.wait_for_timeout(100)
+    assert min(view.evaluate(PAINTED, DRAWN)) > 50
+
+
+@pytest.mark.parametrize("size", [(1366, 768), (1440, 900), (2560, 1440)])
+def test_what_is_said_at_the_pointer_is_in_the_window(opened: Opened, timed: sdy.Plan, size: tuple[int, int]) -> None:
+    view = opened("timed.html", viewport={"width": size[0], "height": size[1]})
+    box = over_time(view)
+    tip = view.locator(".time-tip")
+    for x, y in ((NAMES + 5, 25), (box["width"] - 4, 25), (NAMES + 200, box["height"] - MEMORY)):
+        view.mouse.move(box["x"] + x, box["y"] + y)
+        said = tip.bounding_box()
+        assert said["x"] >= 0 and said["x"] + said["width"] <= size[0]
+        assert said["y"] >= 0 and said["y"] + said["height"] <= size[1]
+    assert "held" in tip.inner_text() and "weights" in tip.inner_text()
+    assert not view.locator("footer").is_visible()  # memory is once on the page
+    too_wide = "nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth).map((n) => n.textContent)"
+    assert view.locator(".view-bar, .view-bar > *, .held-bar, .time-below").evaluate_all(too_wide) == []
+
+
+def test_zooming_keeps_what_is_under_the_pointer_and_keys_zoom_as_well(opened: Opened, timed: sdy.Plan) -> None:
+    view = opened("timed.html")
+    box = over_time(view)
+    view.mouse.move(box["x"] + NAMES + FORWARD[0], box["y"] + FORWARD[1])
+    whole = view.evaluate(PAINTED, ["time-backward"])
+    for _ in range(12):
+        view.mouse.wheel(0, -240)
+    view.wait_for_timeout(100)
+    assert view.evaluate(PAINTED, ["time-backward"]) < whole
+    view.locator(".time-box canvas").focus()
+    view.keyboard.press("0")
+    view.wait_for_timeout(100)
+    assert view.evaluate(PAINTED, ["time-backward"]) == whole
+
+
+def test_a_click_on_a_scope_selects_it(opened: Opened, timed: sdy.Plan) -> None:
+    view = opened("timed.html")
+    box = over_time(view)
+    view.mouse.click(box["x"] + NAMES + 40, box["y"] + 42)  # below the phases: layers
+    assert view.locator("#details .kind").inner_text() == "name scope"
+    assert view.locator("#details h2").inner_text().startswith("layer_")
+
+
+FRAMES = """() => {
+  const times = [];
+  const next = (time) => {
+    times.push(time);
+    if (times.length < 61) requestAnimationFrame(next);
+    else window.taken = times;
+  };
+  requestAnimationFrame(next);
+}"""
+
+
+def test_a_page_of_many_layers_opens_within_a_second_and_zooms_at_thirty_frames(opened: Opened, pages: Path) -> None:
+    many_layers().to_html(pages / "many.html")
+    took = []
+    for _ in range(3):
+        view = opened("many.html")
+        view.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        took.append(view.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+    assert min(took) < 1000  # milliseconds; 200 to 400 on two cores
+    box = over_time(view)
+    view.mouse.move(box["x"] + NAMES + 200, box["y"] + 60)
+    view.evaluate(FRAMES)
+    for number in range(60):
+        view.mouse.wheel(0 if number % 2 else 40, -120 if number < 40 else 200)  # zooms and moves
+    view.wait_for_function("window.taken")
+    times = view.evaluate("window.taken")
+    between = sorted(later - time for time, later in pairwise(times))
+    assert between[len(between) // 2] < 33  # milliseconds; 17 on two cores
+
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3, "has_touch": True, "is_mobile": True}
+
+
+def test_on_a_phone_taps_say_figures_and_two_fingers_zoom(opened: Opened, timed: sdy.Plan) -> None:
+    view = opened("timed.html", **PHONE)
+    view.locator("#tab-time").tap()
+    view.wait_for_function("document.querySelector('.time-box canvas').style.height !== ''")
+    assert view.evaluate("document.documentElement.scrollWidth") == 390
+    canvas = view.locator(".time-box canvas")
+    canvas.tap(position={"x": NAMES + 30, "y": 25})
+    assert "of the step" in view.locator(".time-tip").inner_text()
+    view.locator(".figure").first.tap()
+    assert "all_" in view.locator(".figure").first.inner_text()
+    box = canvas.bounding_box()
+    whole = view.evaluate(PAINTED, ["time-backward"])
+    touch = view.context.new_cdp_session(view)
+    for kind, apart in (("touchStart", 10), *(("touchMove", 10 + 10 * n) for n in range(1, 9)), ("touchEnd", 0)):
+        points = [
+            {"x": box["x"] + NAMES + 20 + by, "y": box["y"] + 25, "id": int(by > 0)} for by in (0, apart) if apart
+        ]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    view.wait_for_timeout(100)
+    assert view.evaluate(PAINTED, ["time-backward"]) < whole
+    for tab in view.locator("#tabs [role=tab]").all():
+        tab.tap()
+        assert view.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_phone_has_no_empty_places(opened: Opened, timed: sdy.Plan) -> None:
+    view = opened("timed.html", **PHONE)
+    rows = view.locator("#tree [role=treeitem]").count()
+    assert view.locator("#program").bounding_box()["height"] < 26 * rows + 60
+    view.fill("#search", "layer_1")
+    view.press("#search", "Enter")
+    assert 0 <= view.locator("#details").bounding_box()["y"] < 400  # what was chosen is in sight

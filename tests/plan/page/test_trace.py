@@ -73,6 +73,17 @@ def test_slices_of_a_track_nest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IN_SECONDS)
+def test_ends_of_slices_add_up_to_the_beginnings_of_the_next_without_rounding(name: str) -> None:
+    """Viewers that add times find what a slice is in by its end: speedscope does."""
+    for of_thread in slices(events_of(name)).values():
+        around = list[float]()
+        for event in of_thread:
+            around = [end for end in around if end > event["ts"]]
+            around.append(event["ts"] + event["dur"])
+            assert around == sorted(around, reverse=True)
+
+
+@pytest.mark.parametrize("name", IN_SECONDS)
 def test_tracks_have_names_and_take_as_long_as_the_plan_says(name: str) -> None:
     events, time = events_of(name), record_of(name).time
     named, of_thread = threads(events), slices(events)
@@ -108,6 +119,7 @@ def test_flows_begin_and_end_in_slices(name: str) -> None:
     for each in flows.values():
         kinds = [event["ph"] for event in each]
         assert kinds[0] == "s" and kinds[-1] == "f" and set(kinds[1:-1]) <= {"t"} and len(kinds) > 1
+        assert all(one["ts"] <= other["ts"] for one, other in pairwise(each))
         for event in each:
             assert any(
                 s["ts"] - NOTHING <= event["ts"] <= s["ts"] + s["dur"] + NOTHING for s in of_thread[event["tid"]]
@@ -156,7 +168,10 @@ def test_a_loop_is_one_trip_with_a_multiplier() -> None:
 def test_slices_say_their_bytes_operations_lines_and_reasons() -> None:
     events = events_of("layers, over a network")
     sent = [event for event in events if event["ph"] == "X" and event["cat"] in ("hidden", "exposed")]
-    assert sent
+    assert sent and {(each["cat"], each["cname"]) for each in sent} == {
+        ("exposed", "thread_state_iowait"),
+        ("hidden", "grey"),
+    }
     for event in sent:
         said = event["args"]
         assert said["bytes on the wire"] > 0 and said["axes"] and said["reason"].startswith("for ")

@@ -42,7 +42,8 @@ function fixed(amount, decimals) {
 
 const bytesText = (amount) => scaled(amount, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 const flopsText = (amount) => scaled(amount, 1000, ["flop", "kflop", "Mflop", "Gflop", "Tflop"]);
-const countText = (amount) => Math.round(amount).toLocaleString("en");
+const grouped = new Intl.NumberFormat("en"); // made once: it takes as long as a thousand numbers
+const countText = (amount) => grouped.format(Math.round(amount));
 const percent = (part, whole) => (part > 0 && part < 0.0005 * whole ? "<0.1%" : whole > 0 ? `${((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0)}%` : "0%");
 const several = (count, noun) => `${countText(count)} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -97,12 +98,23 @@ function groupsOf(entries, keyOf) {
   return [...found.values()];
 }
 
-const NAME_END = 12; // characters that are always shown: of a path its last entry or two
+const NAME_END = 12; // characters that are always shown: of a path its last entry
+const NAME_TAIL = 30; // those that are shown as long as there is room: its last two or three
+const NAME_START = 4; // fewer characters before the end are not cut
 
-/** A name that loses its middle where there is no room: which tree it is in stands at its beginning, which leaf at its end. */
+/** A name that loses what follows its beginning where there is no room, and then what is before its end: names of one tree
+ * begin alike, and often end alike (`['attention_norm']['scale']`), and are told apart by the entries before the last. */
 function abbreviated(name) {
-  const [start, end] = name.length > 2 * NAME_END ? [name.slice(0, -NAME_END), name.slice(-NAME_END)] : [name, ""];
-  return el("span", { class: "abbreviated", title: name }, el("span", {}, start), end ? el("span", {}, end) : null);
+  const tail = tailOf(name);
+  const parts = name.length < NAME_END + NAME_START ? [name] : [name.slice(0, -tail), name.slice(-tail, -NAME_END), name.slice(-NAME_END)];
+  return el("span", { class: "abbreviated", title: name }, parts.filter(Boolean).map((part) => el("span", {}, part)));
+}
+
+/** The length of the longest end of a path that is whole entries and not longer than it may be; else as much as it may be. */
+function tailOf(name) {
+  const most = name.length - NAME_START;
+  const starts = [...name.matchAll(/[[./]/g)].map((match) => name.length - match.index);
+  return starts.find((length) => NAME_END <= length && length <= Math.min(NAME_TAIL, most)) ?? Math.max(NAME_END, Math.min(NAME_TAIL, most - NAME_START));
 }
 
 /** Says a text to screen readers. */

@@ -46,7 +46,7 @@ function scopeDetails(scope) {
       ["line", scope.title ? scope.label : ""],
       ["ops", countText(sums.ops)],
       ["sent", share("sent", bytesText) || bytesText(0)],
-      ["time of these", (hasTimes() && share("time", (amount) => timeText(amount, app.plan.unit))) || ""],
+      ["time of sending", (hasTimes() && share("time", (amount) => timeText(amount, app.plan.unit))) || ""],
       ["operations", share("flops", flopsText) || ""],
       ["values made", `${bytesText(sums.held)} on a device`],
     ]),
@@ -67,7 +67,7 @@ function aboutPlan() {
   const repeated = data.repeated ? `${flopsText(data.repeated)} (${percent(data.repeated, data.flops)})` : "";
   return facts([
     ["partitioned at", data.line[0]],
-    ["devices", `${countText(meshSize(mesh))}${mesh.kind ? ` × ${mesh.kind}` : ""}`],
+    ["devices", `${countText(meshSize(mesh))}${mesh.kind && !data.time[4] ? ` × ${mesh.kind}` : ""}`],
     ["options", data.options.join(", ")],
     ["repeated work", repeated],
     ["costs from", data.time[4]],
@@ -82,7 +82,7 @@ function groupLine(group) {
   return [
     el("button", { class: "link", onclick: () => selectCollective(group.first, app.scope) }, el("span", { class: `mark ${group.first.kind}` }), text),
     ` ${group.first.axes} `,
-    el("span", { class: "quiet" }, `${bytesText(group.sent)} · ${fileLine(group.line)}`),
+    el("span", { class: "quiet" }, `${bytesText(group.sent)} at `, el("span", { class: "whole" }, placeWords(app.plan.placeOf(group.first.place)))),
   ];
 }
 

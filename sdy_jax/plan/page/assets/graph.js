@@ -45,10 +45,10 @@ function graphOf(scope, shown) {
 }
 
 /** Constants say nothing about where data comes from. */
-const isConstant = (value) => app.plan.maker(value) >= 0 && ["constant", "iota"].includes(app.plan.shortKind(app.plan.maker(value)));
+const isConstant = (value) => app.plan.maker(value) >= 0 && app.plan.isConstant(app.plan.maker(value));
 
 function join(edges, from, to, value) {
-  const key = `${from} ${to}`;
+  const key = from * MOST_NODES + to;
   if (!edges.has(key)) edges.set(key, { from, to, values: new Set() });
   edges.get(key).values.add(value);
 }
@@ -124,7 +124,7 @@ function edgeLine(edge, nodes) {
   const path = edge.points ? curve(edge.points) : backwards(nodes[edge.from], nodes[edge.to]);
   const width = Math.min(5, 1 + Math.log2(1 + bytes / 65536) / 3);
   const said = values.length === 1 ? `${plan.names[values[0]]}\n${steps.typeAt(values[0], moment)}` : `${several(values.length, "value")}`;
-  const changes = steps.changedAt(moment).some((value) => edge.values.has(value)) && moment < steps.last;
+  const changes = moment < steps.last && steps.changedAt(moment).some((value) => edge.values.has(value));
   const line = svg("path", { class: `edge${edge.points ? "" : " back"}${changes ? " changes" : ""}`, d: path, "stroke-width": width, "marker-end": "url(#arrow)" });
   line.append(svg("title", {}, `${said}\n${bytesText(bytes)} on a device`));
   return line;

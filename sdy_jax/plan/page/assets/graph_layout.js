@@ -5,16 +5,18 @@ const GAP = { x: 22, y: 46 };
 /**
  * Places nodes.
  * @param nodes with `width`, `height`, in program order.
- * @param edges with `from`, `to` (numbers of nodes); those that go back in program order are left out of the layers.
+ * @param edges with `from`, `to` (numbers of nodes); those that close a circle are left out of the layers.
  * @returns the size of the drawing; nodes get `x` and `y`, the middles of their tops, and edges `points`.
  */
 function layOut(nodes, edges) {
-  const forward = edges.filter((edge) => edge.from < edge.to);
+  const sorted = topological(nodes, edges);
+  const place = new Map(sorted.map((n, at) => [n, at]));
+  const forward = edges.filter((edge) => place.get(edge.from) < place.get(edge.to));
   nodes.forEach((node) => (node.layer = 0));
-  for (const edge of [...forward].sort((a, b) => a.from - b.from)) {
+  for (const edge of [...forward].sort((a, b) => place.get(a.from) - place.get(b.from))) {
     nodes[edge.to].layer = Math.max(nodes[edge.to].layer, nodes[edge.from].layer + 1);
   }
-  pullDown(nodes, forward);
+  pullDown(nodes, forward, sorted);
   const { layers, chains } = withBends(nodes, forward);
   order(layers);
   const width = spread(layers);
@@ -29,12 +31,28 @@ function layOut(nodes, edges) {
   return { width: width + (forward.length < edges.length ? 44 : 0), height: y - GAP.y + 12 };
 }
 
+/** The numbers of nodes in an order in which all edges but those that close a circle go on. */
+function topological(nodes, edges) {
+  const users = nodes.map(() => []);
+  for (const { from, to } of edges) users[from].push(to);
+  const seen = new Set();
+  const sorted = [];
+  const visit = (n) => {
+    if (seen.has(n)) return;
+    seen.add(n);
+    users[n].forEach(visit);
+    sorted.push(n);
+  };
+  nodes.forEach((_, n) => visit(n));
+  return sorted.reverse();
+}
+
 /** What nothing comes before stands just above its first user, instead of at the top. */
-function pullDown(nodes, edges) {
+function pullDown(nodes, edges, sorted) {
   const users = nodes.map(() => []);
   const has = new Set(edges.map((edge) => edge.to));
   for (const edge of edges) users[edge.from].push(edge.to);
-  for (let n = nodes.length - 1; n >= 0; n -= 1) {
+  for (const n of [...sorted].reverse()) {
     if (!has.has(n) && users[n].length) nodes[n].layer = Math.min(...users[n].map((to) => nodes[to].layer)) - 1;
   }
   const first = Math.min(...nodes.map((node) => node.layer));

@@ -7,8 +7,11 @@ function showHeadline() {
   byId("headline").replaceChildren(sentFigure(), hasTimes() ? timeFigure(data.time, unit) : workFigure(data), memoryFigure(data.memory), kindsFigure());
 }
 
+/** A figure, with a bar that says its parts when it is pointed at, or pressed. */
 function figure(name, amount, about, bar) {
-  return el("div", { class: "figure" }, el("p", { class: "figure-name" }, name), el("p", { class: "figure-amount" }, el("span", {}, amount), el("small", {}, about)), bar);
+  const said = el("p", { class: "figure-name", hidden: true }, bar?.getAttribute("aria-label") ?? bar?.getAttribute("title"));
+  const press = () => (said.hidden = !said.hidden);
+  return el("div", { class: "figure", onclick: press }, el("p", { class: "figure-name" }, name), el("p", { class: "figure-amount" }, el("span", {}, amount), el("small", {}, about)), bar, said);
 }
 
 /** A bar of parts, `[class, amount, words]`. */
@@ -107,6 +110,7 @@ function showMoment() {
   const phase = steps.phaseAt(moment);
   byId("moment").value = moment;
   byId("moment").setAttribute("aria-valuetext", `${title}: ${text}`);
+  byId("moment-text").title = text; // where there is no room for all of it
   for (const button of byId("steps").querySelectorAll(".phase")) button.setAttribute("aria-pressed", Number(button.dataset.first) === phase.first);
   const link = changed.length ? el("button", { class: "link", onclick: () => selectName(app.plan.names[changed[0]], changed[0]) }, "show") : null;
   byId("moment-text").replaceChildren(el("b", {}, `${moment} / ${steps.last} `), text, " ", link ?? "");

@@ -36,7 +36,7 @@ class Held {
   /** The bytes of temporaries at each op by labels. Where an op's are not all there at one moment, each has its share. */
   _temporaries(labels) {
     const { timeline, temporaries, buffers } = this.memory;
-    const found = new Map(labels.map((label) => [label, new Float64Array(timeline.length + 1)]));
+    const found = new Map([...new Set(labels)].map((label) => [label, new Float64Array(timeline.length + 1)]));
     buffers.forEach(([, bytes, first, last], n) => {
       const changes = found.get(labels[n]);
       changes[first] += bytes;
@@ -115,16 +115,21 @@ class Held {
     pen.fillText("limit", left + width - 4, top + height - high(memory.available) - 7);
   }
 
+  /** What a layer is called: of results those that lie in arguments are held by these. */
+  _label(name) {
+    return name === "results" && this.memory.shared ? "results not in donated arguments" : name;
+  }
+
   /** The layers with what they hold at a point, the largest first. */
   said(point) {
-    const rows = this.layers.map((name, layer) => [name, point.sizes[layer]]).filter(([, size]) => size > 0);
+    const rows = this.layers.map((name, layer) => [this._label(name), point.sizes[layer]]).filter(([, size]) => size > 0);
     return rows.sort((a, b) => b[1] - a[1]).map(([name, size]) => [name, bytesText(size)]);
   }
 
   /** The layers with their colours and what they hold at the peak. */
   legend() {
     const { most } = this;
-    const swatch = (name, layer) => (most.sizes[layer] > 0 ? el("span", { class: "swatch" }, el("i", { style: `background:var(--${this.colour(layer)})` }), `${name} ${bytesText(most.sizes[layer])}`) : null);
+    const swatch = (name, layer) => (most.sizes[layer] > 0 ? el("span", { class: "swatch" }, el("i", { style: `background:var(--${this.colour(layer)})` }), `${this._label(name)} ${bytesText(most.sizes[layer])}`) : null);
     return el("p", { class: "held-legend" }, el("span", { class: "quiet" }, "At the peak: "), this.layers.map(swatch));
   }
 }

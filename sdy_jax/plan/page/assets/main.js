@@ -157,6 +157,7 @@ function startTheme() {
   };
   button.onclick = () => use(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
   use("auto");
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => emit("theme"));
 }
 
 const KEYS = [
@@ -181,7 +182,7 @@ function startKeys() {
     if (next) goTo(next.first);
   };
   const focusView = () => ["svg .node[tabindex='0']", "[tabindex='0']", "button", ""].map((which) => (which ? byId("view").querySelector(which) : byId("view"))).find(Boolean).focus();
-  const doing = { "/": () => to("search"), "[": () => step(-1), "]": () => step(1), "{": () => phase(-1), "}": () => phase(1), t: () => to("tree"), g: focusView, d: () => to("details"), m: () => byId("memory").querySelector(".chart")?.focus(), "?": () => help.showModal() };
+  const doing = { "/": () => to("search"), "[": () => step(-1), "]": () => step(1), "{": () => phase(-1), "}": () => phase(1), t: () => to("tree"), g: focusView, d: () => to("details"), m: () => (app.tab === "time" ? byId("view").querySelector("canvas") : byId("memory").querySelector(".chart"))?.focus(), "?": () => help.showModal() };
   document.addEventListener("keydown", (event) => {
     if (event.target.matches("input[type=search], select, dialog *") || event.ctrlKey || event.metaKey || event.altKey) return;
     const names = [...byId("tabs").children].map((tab) => tab.id.slice(4));

@@ -18,6 +18,7 @@ function showMemory() {
   const box = byId("memory");
   const { memory } = app.plan.data;
   if (!memory || !memory.timeline.length) return box.replaceChildren(el("p", { class: "quiet empty" }, "Nothing is known of the memory of this program."));
+  if (box.clientWidth <= LEFT) return; // it is not shown
   const peak = peakOf(memory);
   const chart = el("div", {
     class: "chart",
@@ -28,7 +29,8 @@ function showMemory() {
     "aria-valuemax": memory.timeline.length - 1,
     onkeydown: moveInMemory,
     onpointermove: (event) => pointAt(opAt(event)),
-    onpointerleave: () => pointAt(peak),
+    onpointerdown: (event) => pointAt(opAt(event)),
+    onpointerleave: (event) => event.pointerType === "touch" || pointAt(peak),
     onclick: (event) => selectOp(opAt(event)),
   });
   const live = el("div", { class: "live" });

@@ -84,8 +84,11 @@ function timeline(pipeline) {
     drawing.append(svg("text", { class: "stage-name", x: CELL.names - 8, y: (stage + 0.5) * CELL.high }, `stage ${stage}`));
     drawing.append(...placed.flatMap((row) => timelineCell(pipeline, row, stage)));
   }
+  const said = el("output", { class: "device-said" });
+  const say = (event) => said.replaceChildren(event.target.closest("rect")?.querySelector("title")?.textContent ?? "");
+  for (const name of ["pointerover", "click"]) drawing.addEventListener(name, say);
   const rest = trip + 1 < trips ? el("p", { class: "quiet" }, `The first ${countText(trip + 1)} of ${countText(trips)} trips.`) : null;
-  return el("div", {}, el("div", { class: "timeline", tabindex: "0" }, drawing), rest);
+  return el("div", {}, el("div", { class: "timeline", tabindex: "0" }, drawing), said, rest);
 }
 
 function timelineCell({ kinds, rounds: count }, { trip, kind, microbatches, rounds, left, wide }, stage) {

@@ -14,6 +14,7 @@ class Plan {
     this.unit = data.time[3];
     this.text = data.strings;
     this.places = [];
+    this.constants = []; // of kinds, whether they are
     this.names = data.names.map((n) => this.text[n]);
     this.valueCount = data.values.tensor.length;
     this.opCount = data.ops.kind.length;
@@ -111,6 +112,11 @@ class Plan {
 
   kind(op) {
     return this.text[this.data.ops.kind[op]];
+  }
+
+  isConstant(op) {
+    const kind = this.data.ops.kind[op];
+    return (this.constants[kind] ??= ["constant", "iota"].includes(this.shortKind(op)));
   }
 
   /** `dot_general` instead of `stablehlo.dot_general`. */

@@ -66,10 +66,14 @@ class Scopes {
     const scope = this._new("op", this.plan.shortKind(op), line);
     scope.op = op;
     this.ofOp[op] = scope;
-    const sums = { sent: this.plan.sent[op], time: this.plan.sending[op], flops: this.plan.work(op), held: this.plan.held(op), ops: 1 };
+    const [sent, time, flops, held] = [this.plan.sent[op], this.plan.sending[op], this.plan.work(op), this.plan.held(op)];
     for (let at = scope; at; at = at.parent) {
       at.ops.push(op);
-      for (const name in sums) at.sums[name] += sums[name];
+      at.sums.sent += sent;
+      at.sums.time += time;
+      at.sums.flops += flops;
+      at.sums.held += held;
+      at.sums.ops += 1;
     }
   }
 
@@ -93,13 +97,14 @@ class Scopes {
 
   /** Scopes whose names differ in numbers alone, as those of layers, are one that can be opened. */
   _fold(scope) {
+    if (!scope.children.length) return;
     for (const child of scope.children) this._fold(child);
     const numbered = scope.children.filter((child) => child.kind === "scope" && folded(child.label) !== child.label);
     for (const group of groupsOf(numbered, (child) => folded(child.label))) {
       if (group.length < LEAST_ALIKE) continue;
       const layers = new Scope(this.all.length, "layers", `${group.key} × ${group.length}`, scope);
       layers.children = group;
-      layers.ops = group.flatMap((child) => child.ops).sort((a, b) => a - b);
+      layers.ops = [...Int32Array.from(group.flatMap((child) => child.ops)).sort()];
       for (const name in layers.sums) layers.sums[name] = group.reduce((sum, child) => sum + child.sums[name], 0);
       for (const child of group) child.parent = layers;
       scope.children.splice(scope.children.indexOf(group[0]), 1, layers);

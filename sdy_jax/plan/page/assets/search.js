@@ -1,11 +1,11 @@
 // Search over values, source lines and ops.
 
 const MOST_FOUND = 60;
-let index = [];
+let index = null; // made when it is first looked for
 
 function startSearch() {
   const input = byId("search");
-  on("plan", () => (index = searchIndex(app.plan)));
+  on("plan", () => (index = null));
   input.oninput = () => showFound(input.value);
   input.onkeydown = moveInFound;
   input.onfocus = () => input.value && showFound(input.value);
@@ -35,6 +35,7 @@ function searchIndex(plan) {
 function search(query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return [];
+  index ??= searchIndex(app.plan);
   const found = [];
   for (const entry of index) {
     if (words.every((word) => entry.text.includes(word) || entry.kind.includes(word))) found.push(entry);
@@ -68,6 +69,7 @@ function foundItem([entry, count], n) {
     hideFound();
     byId("tree").focus({ preventScroll: true });
     entry.choose();
+    if (matchMedia("(max-width: 820px)").matches) byId("details").scrollIntoView();
   };
   return el("li", { id: `found-${n}`, role: "option", onclick: choose }, el("span", { class: "found-kind" }, entry.kind), el("span", { class: "found-label", title: entry.label }, abbreviated(count > 1 ? folded(entry.label) : entry.label), count > 1 ? el("span", { class: "quiet" }, ` ×${count}`) : null), el("span", { class: "quiet" }, entry.about));
 }

@@ -7,13 +7,30 @@ class Steps {
     this.plan = plan;
     this.moments = [];
     this.phases = [];
-    this.history = new Map(); // per name, the moments at which it changes, and its types
-    this.spreads = new Map(); // per name, what gave it axes
-    this.starts = new Map();
     if (plan.data.steps) this._propagation(plan.data.steps);
     this._planner();
     this._phase("partitioned");
-    this._add({ title: "Partitioned", text: `the program with its ${transfersWords(plan.transfers())}`, changed: this._made() });
+    this._add({ title: "Partitioned", text: `the program with its ${several(plan.transfers().count, "collective")}`, changed: this._made() });
+  }
+
+  /** Per name the moments at which it changes, and its types. */
+  get history() {
+    return this._found.history;
+  }
+
+  /** Per name what gave it axes. */
+  get spreads() {
+    return this._found.spreads;
+  }
+
+  /** Per name the annotations that it begins with. */
+  get starts() {
+    return this._found.starts;
+  }
+
+  /** What moments say by names. Read when it is first asked for: who opens a page does not step at once. */
+  get _found() {
+    return (this._read ??= this._byName());
   }
 
   get last() {
@@ -50,49 +67,39 @@ class Steps {
     this.moments.push(moment);
   }
 
-  _write(value, type) {
-    if (!this.history.has(value)) this.history.set(value, []);
-    this.history.get(value).push([this.moments.length, type]);
-  }
-
   _propagation({ starts, spreads }) {
-    const text = this.plan.text;
     this._phase("annotated");
-    for (const [value, type, texts] of starts) {
-      this._write(value, text[type]);
-      this.starts.set(value, texts.map((n) => text[n]));
-    }
     this._add({ title: "As annotated", text: `${several(starts.length, "value")} with stated layouts`, changed: starts.map((each) => each[0]) });
-    let level = null;
-    for (const step of groupedBy(spreads.map((row) => this._spread(row)), (each) => each.step)) {
-      const at = `${step[0].priority}.${step[0].level}`;
-      if (at !== level) this._phase(step[0].priority ? `user priority ${step[0].priority}, op priority ${step[0].level}` : `op priority ${step[0].level}`);
-      level = at;
-      this._propagated(step);
+    let phase = "";
+    for (const [first, end] of runsOfSteps(spreads)) {
+      const [level, priority] = spreads[first].slice(SPREAD.indexOf("level"));
+      const next = priority ? `user priority ${priority}, op priority ${level}` : `op priority ${level}`;
+      if (next !== phase) this._phase(next);
+      phase = next;
+      this._add(new PropagationStep(this.plan, this.moments.length, first, end));
     }
     this.propagated = this.moments.length - 1;
   }
 
-  _spread(row) {
-    const found = {};
-    SPREAD.forEach((name, n) => (found[name] = row[n]));
-    for (const name of ["type", "axis", "op"]) found[name] = this.plan.text[found[name]];
-    return Object.assign(found, { at: 0, op: found.op.replace(/^[a-z_]+\./, "") });
-  }
-
-  _propagated(step) {
-    const changed = [...new Set(step.map((each) => each.value))];
-    for (const each of step) {
-      each.at = this.moments.length;
-      this._write(each.value, each.type);
-      if (!this.spreads.has(each.value)) this.spreads.set(each.value, []);
-      this.spreads.get(each.value).push(each);
+  _byName() {
+    const [steps, strings] = [this.plan.data.steps, this.plan.text];
+    const found = { history: new Map(), spreads: new Map(), starts: new Map() };
+    const add = (map, name, entry) => (map.get(name) ?? map.set(name, []).get(name)).push(entry);
+    for (const [value, type, texts] of steps?.starts ?? []) {
+      add(found.history, value, [0, strings[type]]);
+      found.starts.set(value, texts.map((n) => strings[n]));
     }
-    const { op, place, axis, source, dim } = step[0];
-    const from = source >= 0 ? ` from ${this.plan.names[source]}` : "";
-    const others = step.length > 1 ? ` and ${step.length - 1} more` : "";
-    const text = `${op} at ${fileLine(this.plan.placeOf(place).line)} gives ${this.plan.names[changed[0]]} ‘${axis}’ on dim ${dim}${from}${others}`;
-    this._add({ title: "Propagation", text, changed });
+    this.moments.forEach((moment, at) => {
+      if (moment instanceof PropagationStep) {
+        for (const each of moment.spreads()) {
+          add(found.history, each.value, [at, each.type]);
+          add(found.spreads, each.value, each);
+        }
+      } else if (moment.title === "Planner") {
+        for (const value of moment.changed) add(found.history, value, [at, this.plan.type(value)]);
+      }
+    });
+    return found;
   }
 
   /** What the planner lays out otherwise than propagation proposed, by lines. */
@@ -108,7 +115,6 @@ class Steps {
     }
     if (byLine.size) this._phase("planner");
     for (const [line, values] of byLine) {
-      for (const value of values) this._write(value, plan.type(value));
       const [first] = values;
       const text = `${several(values.length, "value")} at ${fileLine(line)}: ${plan.type(first)} instead of ${plan.proposed(first)}`;
       this._add({ title: "Planner", text, changed: values });
@@ -122,6 +128,46 @@ class Steps {
       if (!this.plan.proposed(value) && this.plan.collectiveAt.has(this.plan.maker(value))) found.push(value);
     }
     return found;
+  }
+}
+
+/** A step of propagation: rows of the plan, each of which gives a value an axis, read when they are looked at. */
+class PropagationStep {
+  constructor(plan, at, first, end) {
+    Object.assign(this, { plan, at, first, end, title: "Propagation" });
+  }
+
+  spreads() {
+    return this._rows().map((row) => {
+      const found = { at: this.at };
+      SPREAD.forEach((name, n) => (found[name] = row[n]));
+      for (const name of ["type", "axis", "op"]) found[name] = this.plan.text[found[name]];
+      return Object.assign(found, { op: found.op.replace(/^[a-z_]+\./, "") });
+    });
+  }
+
+  get changed() {
+    return [...new Set(this._rows().map((row) => row[SPREAD.indexOf("value")]))];
+  }
+
+  get text() {
+    const { plan, changed } = this;
+    const { op, place, axis, source, dim } = this.spreads()[0];
+    const from = source >= 0 ? ` from ${plan.names[source]}` : "";
+    const others = this.end - this.first > 1 ? ` and ${this.end - this.first - 1} more` : "";
+    return `${op} at ${fileLine(plan.placeOf(place).line)} gives ${plan.names[changed[0]]} ‘${axis}’ on dim ${dim}${from}${others}`;
+  }
+
+  _rows() {
+    return this.plan.data.steps.spreads.slice(this.first, this.end);
+  }
+}
+
+/** Where the rows of each step begin and end. */
+function* runsOfSteps(rows) {
+  for (let first = 0, end; first < rows.length; first = end) {
+    for (end = first + 1; end < rows.length && rows[end][0] === rows[first][0]; ) end += 1;
+    yield [first, end];
   }
 }
 

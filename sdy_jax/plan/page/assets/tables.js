@@ -38,6 +38,9 @@ function alike(collectives) {
   return [...found.values()].sort((a, b) => b.sent - a.sent || b.time - a.time);
 }
 
+/** A line, and whether it is that line in the backward pass. */
+const placeWords = ({ line, backward }) => `${fileLine(line)}${backward ? " backward" : ""}`;
+
 let sortedBy = "sent";
 
 function showCollectives(view) {
@@ -54,7 +57,7 @@ function showCollectives(view) {
   view.replaceChildren(el("div", { class: "view-bar" }, crumbs(), el("span", { class: "quiet" }, words), sorted), box);
   table(box, {
     label: "Collectives, those alike together",
-    columns: [["Collective", "minmax(130px, 1fr)"], ["Axes", "minmax(86px, .6fr)"], ["Calls", "48px", "right"], ["Sent", "72px", "right"], ["Share", "64px"], ...(hasTimes() ? [["Time", "64px", "right"]] : []), ["For", "minmax(120px, 2.4fr)"]],
+    columns: [["Collective", "minmax(118px, .8fr)"], ["Axes", "minmax(60px, .5fr)"], ["Calls", "44px", "right"], ["Sent", "70px", "right"], ["Share", "48px"], ...(hasTimes() ? [["Time", "56px", "right"]] : []), ["For", "minmax(170px, 3fr)"]],
     entries: groups,
     choose: (group) => selectCollective(group.first, app.scope),
     row: (group) => collectiveCells(group, sent),
@@ -72,7 +75,7 @@ function collectiveCells(group, sent) {
     bytesText(group.sent),
     shareBar(group.sent, sent, first.kind),
     ...(hasTimes() ? [timeText(group.time, app.plan.unit)] : []),
-    [el("code", { title: `${place.line}\n${place.text}` }, place.text || fileLine(place.line)), " ", el("span", { class: "quiet" }, fileLine(place.line))],
+    el("span", { title: `${place.line}\n${place.text}` }, placeWords(place), " ", el("code", {}, place.text)),
   ];
 }
 
@@ -83,22 +86,14 @@ function showBorder(view) {
   const box = el("div", { id: "border", class: "table" });
   const sum = (role) => entries.filter((each) => each.role === role).reduce((all, each) => all + each.bytes, 0);
   const words = `${bytesText(sum("argument"))} of arguments and ${bytesText(sum("result"))} of results on a device`;
-  view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
-  const groups = groupsOf(entries, ({ role, path, type, stated, origin, move }) => [role, folded(path), type, stated, origin, move].join("|"));
-  const opened = new Set();
-  const rows = () => groups.flatMap((group) => (group.length < LEAST_ALIKE ? group : [foldedRow(group), ...(opened.has(group.key) ? group : [])]));
-  const list = table(box, {
+  view.replaceChildren(el("div", { class: "view-bar said" }, el("span", { class: "quiet" }, words)), box);
+  foldingTable(box, entries, ({ role, path, type, stated, origin, move }) => [role, folded(path), type, stated, origin, move], {
     label: "Arguments and results",
-    columns: [["", "26px"], ["Name", "minmax(150px, 2fr)"], ["Layout", "minmax(170px, 1.5fr)"], ["On a device", "76px", "right"], ["From", "minmax(90px, 1fr)"]],
-    entries: rows(),
-    choose: (value) => {
-      if (!value.count) return selectName(value.path);
-      if (!opened.delete(value.key)) opened.add(value.key);
-      return list.show(rows());
-    },
+    columns: [["", "26px"], ["Name", "minmax(150px, 2.6fr)"], ["Layout", "minmax(170px, 1.5fr)"], ["On a device", "76px", "right"], ["From", "minmax(90px, 1fr)"]],
+    choose: (value) => selectName(value.path),
     row: (value) => [
       miniGrid(plan.mesh, value.type, 18),
-      [value.role === "argument" ? null : el("span", { class: "quiet" }, `${value.role} `), abbreviated(value.path), value.count ? el("span", { class: "quiet" }, ` ×${countText(value.count)}`) : null],
+      foldedName(value, value.role === "argument" ? null : el("span", { class: "quiet" }, `${value.role} `)),
       typeText(value.type),
       bytesText(value.bytes),
       value.stated ? el("code", {}, value.stated) : el("span", { class: "quiet" }, value.move ? `moved from ${value.move}` : value.origin),
@@ -106,32 +101,46 @@ function showBorder(view) {
   });
 }
 
-/** Arguments of layers that are alike, as one row, which opens. */
-const foldedRow = (group) => ({ ...group[0], path: folded(group[0].path), key: group.key, count: group.length, bytes: group.reduce((sum, each) => sum + each.bytes, 0) });
+/** A table in which values of layers that are alike, with one key, are a row that opens. Entries have a `path` and `bytes`. */
+function foldingTable(box, entries, keyOf, how) {
+  const groups = groupsOf(entries, (entry) => keyOf(entry).join("|"));
+  const opened = new Set();
+  const rows = () => groups.flatMap((group) => (group.length < LEAST_ALIKE ? group : [foldedRow(group, opened.has(group.key)), ...(opened.has(group.key) ? group : [])]));
+  const choose = (entry) => {
+    if (!entry.count) return how.choose(entry);
+    if (!opened.delete(entry.key)) opened.add(entry.key);
+    return list.show(rows());
+  };
+  const list = table(box, { ...how, entries: rows(), choose });
+}
+
+const foldedRow = (group, open) => ({ ...group[0], path: folded(group[0].path), key: group.key, open, count: group.length, bytes: group.reduce((sum, each) => sum + each.bytes, 0) });
+
+/** The name in a row of such a table, with how many it stands for. */
+const foldedName = ({ path, count, open }, before) => el("span", { class: "folded-name" }, before, abbreviated(path), count ? el("span", { class: "quiet" }, ` ×${countText(count)} ${open ? "▾" : "▸"}`) : null);
 
 /** Values that the planner lays out otherwise than propagation proposed. */
 function showChanges(view) {
   const { plan } = app;
   const entries = [];
-  for (let value = 0; value < plan.valueCount; value += 1) if (plan.isChanged(value)) entries.push(value);
-  entries.sort((a, b) => plan.bytes(b) - plan.bytes(a));
+  for (let value = 0; value < plan.valueCount; value += 1) {
+    if (plan.isChanged(value)) entries.push({ value, path: plan.names[value], proposed: plan.proposed(value), type: plan.type(value), bytes: plan.bytes(value) });
+  }
+  entries.sort((a, b) => b.bytes - a.bytes);
   const box = el("div", { id: "changes", class: "table" });
   const { layouts } = plan.data;
   const saved = layouts ? `Layouts were ${layouts}, by the planner’s model.` : "Layouts were decided op by op.";
   const words = `${saved} ${several(entries.length, "value")} differ${entries.length === 1 ? "s" : ""} from what propagation proposed.`;
-  view.replaceChildren(el("div", { class: "view-bar" }, el("span", { class: "quiet" }, words)), box);
-  table(box, {
+  view.replaceChildren(el("div", { class: "view-bar said" }, el("span", { class: "quiet" }, words)), box);
+  foldingTable(box, entries, ({ path, proposed, type }) => [folded(path), proposed, type], {
     label: "Layouts that the planner changed",
-    columns: [["Value", "minmax(130px, 1.3fr)"], ["", "24px"], ["Proposed by propagation", "minmax(150px, 1.2fr)"], ["", "24px"], ["Chosen", "minmax(150px, 1.2fr)"], ["On a device", "76px", "right"]],
-    entries,
-    choose: (value) => selectValue(value),
-    row: (value) => [
-      abbreviated(plan.names[value]),
-      miniGrid(plan.mesh, plan.proposed(value), 18),
-      typeText(plan.proposed(value)),
-      miniGrid(plan.mesh, plan.type(value), 18),
-      typeText(plan.type(value)),
-      bytesText(plan.bytes(value)),
+    columns: [["Value", "minmax(150px, 1fr)"], ["Proposed by propagation, and chosen", "minmax(230px, 1fr)"], ["On a device", "76px", "right"]],
+    height: 46,
+    choose: ({ value }) => selectValue(value),
+    row: (entry) => [
+      foldedName(entry),
+      [entry.proposed, entry.type].map((type) => el("span", { class: "one-layout" }, miniGrid(plan.mesh, type, 16), typeText(type))),
+      bytesText(entry.bytes),
     ],
   });
 }

@@ -1,7 +1,13 @@
 // One step over time: scopes above compute, links below it, and memory on the same axis, drawn on a canvas.
 
-/** Heights of a row, between groups of rows, of memory and of the axis; room for names; in pixels. */
-const TIMING = { row: 17, gap: 7, memory: 96, axis: 20, names: 118, least: 0.5, label: 26 };
+/** Heights of a row, between groups of rows and of the axis; room for names; in pixels. */
+const TIMING = { row: 17, gap: 7, axis: 20, names: 118, least: 0.5 };
+/** The height of memory, as much as the view leaves; `rest` is for what stands below it. Chosen: layers are told apart from
+ * the least on, and there is no more to see beyond the most. */
+const MEMORY = { least: 96, most: 220, rest: 270 };
+/** The width of a letter, of what is around a label, in pixels; letters from which on a part of a label says something.
+ * Chosen: `wait…` does. */
+const LABEL = { letter: 6.2, around: 8, least: 5 };
 /** The most that a view shows of a step: its ten millionth part. Chosen: below, doubles are no times any more. */
 const MOST_ZOOM = 1e7;
 /** Scopes are folded below so many rows. Chosen: more leave no room for lanes. */
@@ -14,6 +20,7 @@ class Timing {
     const { timeline } = plan.data;
     this.plan = plan;
     this.lanes = timeline.lanes;
+    this.held = {}; // what was asked for, by its name
     this.trips = new Map(timeline.loops.map(([op, , , trips]) => [op, trips]));
     this.slices = timeline.slices.lane.map((_, n) => Object.fromEntries(SLICE.map((name) => [name, timeline.slices[name][n]])));
     for (const each of this.slices) each.end = each.start + each.duration;
@@ -73,7 +80,7 @@ class Timing {
       const kept = sharedLength(opened.map((scope) => scope.key), path.map((scope) => scope.key));
       close(kept, slice.start);
       for (const scope of path.slice(kept)) {
-        const box = { ...scope, start: slice.start, end: slice.end };
+        const box = { ...scope, op: slice.op, start: slice.start, end: slice.end };
         (rows[opened.length] ??= { name: "", boxes: [] }).boxes.push(box);
         opened.push(box);
       }
@@ -83,6 +90,7 @@ class Timing {
     }
     close(0, this.total);
     if (rows.length) rows[0].name = rows[0].boxes[0].kind === "scope" ? "scopes" : "phases";
+    for (const row of rows) row.runs = runsOf(row.boxes);
     return [...rows, work];
   }
 
@@ -148,6 +156,28 @@ function rowsOf(lane, boxes, first) {
   return rows;
 }
 
+/** Scopes one behind the other that are alike, as those of layers: each knows the run that it is in. */
+function runsOf(boxes) {
+  const runs = [];
+  for (const group of groupedBy(boxes, (box) => folded(box.label))) {
+    const [{ kind, label }] = group;
+    if (kind !== "scope" || group.length < LEAST_ALIKE || folded(label) === label) continue;
+    const letters = group.reduce((most, box) => Math.max(most, box.label.length), 0);
+    const names = new Set(group.map((box) => box.label));
+    const run = { start: group[0].start, end: group.at(-1).end, count: group.length, letters, label: `${folded(label)} × ${names.size}` };
+    for (const box of group) box.run = run;
+    runs.push(run);
+  }
+  return runs;
+}
+
+/** The scope of the tree that a box is of; null of phases and loops. */
+function scopeOf({ op, label }) {
+  let at = app.scopes.ofOp[op];
+  while (at && !(at.kind === "scope" && at.label === label)) at = at.parent;
+  return at ?? null;
+}
+
 function sharedLength(some, others) {
   let count = 0;
   while (count < some.length && count < others.length && some[count] === others[count]) count += 1;
@@ -173,7 +203,8 @@ function showTime(view) {
   if (!timing.total) return view.replaceChildren(el("p", { class: "quiet empty" }, "Nothing of this program takes time."));
   timeView = new TimeView(timing);
   view.replaceChildren(timeView.bar(), el("div", { class: "pages time-page" }, timeView.box, timeView.memoryBar(), timeView.below()));
-  new ResizeObserver(() => timeView.draw()).observe(timeView.box);
+  const seen = new ResizeObserver(() => timeView.draw());
+  for (const box of [timeView.box, timeView.box.parentNode]) seen.observe(box);
   return timeView.draw();
 }
 
@@ -182,7 +213,7 @@ function rooflineText(roofline) {
   const { resources, seconds, mfu } = roofline;
   const longest = resources.reduce((best, each) => (each[1] / each[2] > best[1] / best[2] ? each : best));
   const name = ([resource]) => ({ compute: "compute (MFU " + percent(mfu, 1) + ")", memory: "memory" })[resource] ?? `links over ${resource}`;
-  return `of its peak: ${resources.map((each) => `${percent(each[1] / each[2], seconds)} ${name(each)}`).join(", ")}; bound by ${longest[0]}`;
+  return `Share of peak: ${resources.map((each) => `${percent(each[1] / each[2], seconds)} ${name(each)}`).join(", ")}; bound by ${longest[0]}`;
 }
 
 class TimeView {
@@ -190,24 +221,27 @@ class TimeView {
     this.timing = timing;
     [this.from, this.to] = [0, timing.end];
     this.held = this._held("kind");
+    this.pressed = new Map(); // where pointers are down
     this.tip = el("div", { class: "time-tip", role: "status", hidden: true });
     this.canvas = el("canvas", {
       tabindex: "0",
       role: "img",
       "aria-label": `One step over time: ${this.summary()}. Arrow keys move, plus and minus zoom, 0 shows all`,
       onpointermove: (event) => this._move(event),
-      onpointerdown: (event) => (this.grip = event.offsetX),
-      onpointerup: () => (this.grip = null),
-      onpointerleave: () => {
-        this.grip = null;
-        this._point(null);
+      onpointerdown: (event) => this.pressed.set(event.pointerId, event.offsetX),
+      onpointerup: (event) => this.pressed.delete(event.pointerId),
+      onpointercancel: (event) => this.pressed.delete(event.pointerId),
+      onpointerleave: (event) => {
+        this.pressed.delete(event.pointerId);
+        if (event.pointerType !== "touch") this._point(null);
       },
       onclick: (event) => this._click(event),
       ondblclick: (event) => this._enter(event),
       onkeydown: (event) => this._key(event),
     });
     this.canvas.addEventListener("wheel", (event) => this._wheel(event), { passive: false });
-    this.box = el("div", { class: "time-box" }, this.canvas, this.tip);
+    this.colours = new Colours();
+    this.box = el("div", { class: "time-box" }, this.canvas, this.tip, this.colours.probe);
   }
 
   /** Compute, what is waited for and what is hidden, in words. */
@@ -226,22 +260,21 @@ class TimeView {
   /** What is held, by kind or by scope; null where nothing is known of it. */
   _held(by) {
     const { plan } = this.timing;
-    return plan.data.memory?.timeline.length ? new Held(plan, by) : null;
+    return plan.data.memory?.timeline.length ? (this.timing.held[by] ??= new Held(plan, by)) : null;
   }
 
   bar() {
     const swatch = (kind, name) => el("span", { class: "swatch" }, el("i", { class: kind }), name);
     const button = (label, text, by) => el("button", { title: label, "aria-label": label, onclick: by }, text);
-    return el(
-      "div",
-      { class: "view-bar" },
-      el("span", { class: "quiet", title: this.summary() }, this.summary()),
-      el("span", { class: "push" }),
-      [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], ...(this.timing.plan.data.host.length ? [["host", "host"]] : []), ...(this.timing.measured.length ? [["measured", "measured"]] : [])].map((each) => swatch(...each)),
+    const { host } = this.timing.plan.data;
+    const kinds = [["compute", "compute"], ["exposed", "waited for"], ["hidden", "hidden"], host.length && ["host", "host"], this.timing.measured.length && ["measured", "measured"]];
+    const tools = [
+      kinds.filter(Boolean).map((kind) => swatch(...kind)),
       button("Zoom in (+)", "+", () => this._zoom(0.5)),
       button("Zoom out (-)", "−", () => this._zoom(2)),
       button("Whole step (0)", "all", () => this._show(0, this.timing.end)),
-    );
+    ];
+    return el("div", { class: "view-bar said" }, el("span", { class: "quiet" }, this.summary()), el("span", { class: "together" }, tools));
   }
 
   /** What memory is shown by, and what that is at the peak. */
@@ -278,7 +311,10 @@ class TimeView {
       top += TIMING.row;
       return placed;
     });
-    return { rows, memory: top + TIMING.gap, height: top + TIMING.gap + (this.held ? TIMING.memory + TIMING.gap : 0) };
+    top += TIMING.gap;
+    const page = this.box.parentNode?.clientHeight ?? 0;
+    const room = Math.max(MEMORY.least, Math.min(MEMORY.most, page - top - MEMORY.rest));
+    return { rows, memory: top, room, height: top + (this.held ? room + TIMING.gap : 0) };
   }
 
   draw() {
@@ -291,13 +327,12 @@ class TimeView {
   }
 
   _draw(width) {
-    const { rows, memory, height } = this._layout();
+    const { rows, memory, room, height } = this._layout();
     const dense = window.devicePixelRatio || 1;
     Object.assign(this.canvas, { width: width * dense, height: height * dense });
     this.canvas.style.cssText = `width:${width}px;height:${height}px`;
     const pen = this.canvas.getContext("2d");
-    const style = getComputedStyle(this.canvas);
-    const colour = (name) => style.getPropertyValue(`--${name}`);
+    const colour = (name) => this.colours.of(name);
     this.width = width;
     pen.scale(dense, dense);
     pen.font = "11px system-ui, sans-serif";
@@ -305,7 +340,7 @@ class TimeView {
     this._axis(pen, colour, height);
     for (const { row, top } of rows) this._row(pen, colour, row, top);
     const { from, to } = this;
-    this.held?.draw(pen, colour, { left: TIMING.names, top: memory, width: width - TIMING.names, height: TIMING.memory, from, to });
+    this.held?.draw(pen, colour, { left: TIMING.names, top: memory, width: width - TIMING.names, height: room, from, to });
     this._outline(pen, colour);
   }
 
@@ -343,14 +378,34 @@ class TimeView {
       const wide = Math.max(TIMING.least, right - left - (right - left > 3 ? 1 : 0));
       pen.fillStyle = colour(`time-${box.kind}`);
       pen.fillRect(left, top, wide, TIMING.row - 1.5);
-      if (wide > TIMING.label) this._label(pen, colour, box, left, wide, top);
+      if (!(box.run && this._isCrowded(box.run))) this._label(pen, colour, box, left, wide, top);
     }
+    for (const run of row.runs ?? []) if (this._isCrowded(run)) this._runLabel(pen, colour, run, top);
   }
 
   _label(pen, colour, box, left, wide, top) {
+    const room = Math.floor((wide - LABEL.around) / LABEL.letter);
+    if (room < Math.min(LABEL.least, box.label.length)) return;
     pen.fillStyle = colour(["hidden", "scope", "loop", "measured", "measured-sent"].includes(box.kind) ? "text" : "on-time");
-    const room = Math.floor((wide - 8) / 6.2);
-    if (room > 1) pen.fillText(clipped(box.label, room), left + 4, top + TIMING.row / 2);
+    pen.fillText(clipped(box.label, room), left + LABEL.around / 2, top + TIMING.row / 2);
+  }
+
+  /** Whether scopes that are alike have no room for a name each. */
+  _isCrowded({ start, end, count, letters }) {
+    return (this._x(end) - this._x(start)) / count < LABEL.around + LABEL.letter * letters;
+  }
+
+  /** One name of them all, in the middle of what is seen of them. */
+  _runLabel(pen, colour, { start, end, label }, top) {
+    const [left, right] = [Math.max(TIMING.names, this._x(start)), Math.min(this.width, this._x(end))];
+    const wide = LABEL.around + LABEL.letter * label.length;
+    if (right - left < wide) return;
+    pen.fillStyle = colour("time-scope");
+    pen.fillRect((left + right - wide) / 2, top, wide, TIMING.row - 1.5);
+    pen.fillStyle = colour("text");
+    pen.textAlign = "center";
+    pen.fillText(label, (left + right) / 2, top + TIMING.row / 2);
+    pen.textAlign = "left";
   }
 
   _outline(pen, colour) {
@@ -406,21 +461,29 @@ class TimeView {
 
   _boxAt(event) {
     const { rows, memory } = this._layout();
-    if (this.held && event.offsetX >= TIMING.names && memory <= event.offsetY) return { point: this.held.at(this._time(event.offsetX)), top: memory - TIMING.row };
+    if (this.held && event.offsetX >= TIMING.names && memory <= event.offsetY) return { point: this.held.at(this._time(event.offsetX)), top: memory };
     const placed = rows.find(({ top }) => top <= event.offsetY && event.offsetY < top + TIMING.row);
     const box = placed && event.offsetX >= TIMING.names ? Timing.at(placed.row.boxes, this._time(event.offsetX)) : null;
     return box ? { box, top: placed.top } : null;
   }
 
   _move(event) {
-    if (this.grip !== null && this.grip !== undefined && event.buttons) {
-      const by = ((this.grip - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
-      this.dragged = this.dragged || Math.abs(event.offsetX - this.grip) > 3;
-      this.grip = event.offsetX;
-      this._show(this.from + by, this.to + by);
-      return;
-    }
-    this._point(this._boxAt(event), event);
+    const grip = this.pressed.get(event.pointerId);
+    if (grip === undefined || !event.buttons) return this._point(this._boxAt(event), event);
+    this.dragged = this.dragged || Math.abs(event.offsetX - grip) > 3;
+    const other = [...this.pressed].find(([id]) => id !== event.pointerId);
+    this.pressed.set(event.pointerId, event.offsetX);
+    if (other) return this._pinch(grip, event.offsetX, other[1]);
+    const by = ((grip - event.offsetX) * (this.to - this.from)) / (this.width - TIMING.names);
+    return this._show(this.from + by, this.to + by);
+  }
+
+  /** Two fingers stay on the times that they are on: one moves, `other` rests. */
+  _pinch(was, now, other) {
+    const each = (this._time(was) - this._time(other)) / (now - other); // the time of a pixel
+    if (Math.abs(now - other) < LABEL.around || each <= 0) return;
+    const from = this._time(other) - (other - TIMING.names) * each;
+    this._show(from, from + each * (this.width - TIMING.names));
   }
 
   _point(over, event) {
@@ -428,18 +491,28 @@ class TimeView {
     this.tip.hidden = !over;
     if (over) {
       this.tip.replaceChildren(...(over.point ? this._saidOfMemory(over.point) : this._said(over.box)));
-      const left = Math.min(event.offsetX + 14, this.width - 330);
-      this.tip.style.cssText = `left:${Math.max(4, left)}px;top:${over.top + TIMING.row + 6}px`;
+      this._placeTip(over, event);
     }
     this.draw();
+  }
+
+  /** Beside the pointer, below a row and above memory; within the window. */
+  _placeTip({ top, point }, event) {
+    const box = this.box.getBoundingClientRect();
+    const { offsetWidth: wide, offsetHeight: high } = this.tip;
+    const left = box.left + Math.max(4, Math.min(event.offsetX + 14, this.width - wide - 8));
+    const [least, most] = [Math.max(4, byId("view").getBoundingClientRect().top), window.innerHeight - 4 - high];
+    const [above, below] = [box.top + top - 6 - high, box.top + top + TIMING.row + 6];
+    const place = point || below > most ? above : below;
+    this.tip.style.cssText = `left:${left}px;top:${place < least ? most : place}px`;
   }
 
   /** What is said of memory at a moment: all of it, and by which op. */
   _saidOfMemory(point) {
     const { plan } = this.timing;
-    const { line, text } = plan.place(point.op);
+    const { line } = plan.place(point.op);
     const all = point.sizes.reduce((sum, size) => sum + size, 0);
-    return [el("b", {}, `${bytesText(all)} held`), facts([...this.held.said(point), ["while", `${plan.shortKind(point.op)} at ${fileLine(line)} ${text}`]])];
+    return [el("b", {}, `${bytesText(all)} held`), facts([...this.held.said(point), ["while", `${plan.shortKind(point.op)} at ${fileLine(line)}`]])];
   }
 
   /** What is said of a box: how long, how often, and of which op or collective. */
@@ -465,24 +538,45 @@ class TimeView {
     return [["took", timeText(seconds, "seconds")], ["instruction", name], ["scope", scope], ["pass", backward ? "backward" : ""], ["for", sent?.cause], ["line", place && `${fileLine(place.line)} ${place.text}`]];
   }
 
-  /** A click selects what a box is of; in a dragged view it does not. */
+  /** A click selects what a box is of; in a dragged view it does not. A finger, which does not hover, has it said as well. */
   _click(event) {
-    const dragged = this.dragged;
+    const over = this.dragged ? null : this._boxAt(event);
+    if (event.pointerType === "touch" && !this.dragged) this._point(over, event);
     this.dragged = false;
-    const over = dragged ? null : this._boxAt(event);
-    if (over?.point) return void selectOp(over.point.op);
-    const { slice, measured } = over?.box ?? {};
-    if (measured?.sent) return void selectCollective(measured.sent);
-    if (!slice) return;
-    const sent = this.timing.collectiveOf(slice);
+    if (over?.point) selectOp(over.point.op);
+    else if (over) this._select(over.box);
+  }
+
+  _select(box) {
+    const { slice, measured } = box;
+    const sent = measured ? measured.sent : slice && this.timing.collectiveOf(slice);
+    const scope = slice || measured ? null : scopeOf(box);
     if (sent) selectCollective(sent);
-    else if (slice.op >= 0) selectOp(slice.op);
+    else if (slice?.op >= 0) selectOp(slice.op);
+    else if (scope) selectScope(scope);
   }
 
   /** A double click fills the view with a box. */
   _enter(event) {
     const over = this._boxAt(event);
     if (over?.box) this._show(over.box.start, over.box.end);
+  }
+}
+
+/** The colours of the style as a canvas takes them, which knows neither variables nor `light-dark`: those that an element
+ * has. */
+class Colours {
+  constructor() {
+    this.probe = el("i", { hidden: true });
+    this.known = new Map();
+  }
+
+  of(name) {
+    if (!this.known.has(name)) {
+      this.probe.style.color = `var(--${name})`;
+      this.known.set(name, getComputedStyle(this.probe).color);
+    }
+    return this.known.get(name);
   }
 }
 
@@ -497,4 +591,10 @@ function countUntil(boxes, edge, time) {
   return low;
 }
 
-on("theme", () => timeView?.draw());
+// What is said at a place of the page does not move with the page.
+document.addEventListener("scroll", () => timeView?._point(null), { capture: true, passive: true });
+
+on("theme", () => {
+  timeView?.colours.known.clear();
+  timeView?.draw();
+});

@@ -43,7 +43,9 @@ function startTree() {
 }
 
 function showTree() {
-  treeList.show(app.scopes.visible());
+  const rows = app.scopes.visible();
+  byId("program").style.cssText = `--rows:${rows.length}`;
+  treeList.show(rows);
 }
 
 function setOpen(scope, open) {
