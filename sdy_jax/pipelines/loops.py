@@ -389,8 +389,9 @@ def sum_of(x: Any) -> Any:
 
 
 def _starts(buffer: Any, place: Sequence[Any]) -> Any:
-    """Where a part begins: known along dimensions of size one."""
-    own = (jnp.maximum(i, 0) if size > 1 else np.int32(0) for i, size in zip(place, buffer.shape, strict=False))
+    """Where a part begins, in int32: known along dimensions of size one."""
+    places = zip(place, buffer.shape, strict=False)
+    own = (jnp.maximum(jnp.asarray(i, np.int32), 0) if size > 1 else np.int32(0) for i, size in places)
     return (*own, *[np.int32(0)] * (buffer.ndim - len(place)))
 
 

@@ -23,8 +23,9 @@ from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.locations import short_source, users_stack_level
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
+from sdy_jax.lowering.planner.problem.candidates import MOST_ATOMS
 from sdy_jax.lowering.planner.report import Note
-from sdy_jax.lowering.planner.search.baseline import MOST_ATOMS
+from sdy_jax.lowering.planner.search.baseline import MOST_PLANNED
 from sdy_jax.plan.plan import Plan
 
 # What planning is doing: a bar in a terminal where it takes long, and lines of the logger `sdy_jax.plan`.
@@ -188,13 +189,14 @@ def too_large(plan: Plan) -> Iterator[str]:
 
 
 def op_by_op(plan: Plan) -> Iterator[str]:
-    """What is said of a plan whose layouts were not chosen for the whole program, as was asked."""
-    given = plan.planned_with
-    if given is not None and given.policy.layouts == "global" and plan.layouts is None and plan.wire_bytes:
+    """What is said of a plan on so many axes that layouts were not chosen for the whole program, as was asked."""
+    given, count = plan.planned_with, sum(axis.size > 1 for axis in plan.program.mesh.axes)
+    is_asked = given is not None and given.policy.layouts == "global" and plan.layouts is None
+    if is_asked and count > MOST_ATOMS and plan.wire_bytes:
         yield (
-            f"{plan.source}: {plan.name}: layouts are chosen op by op: they are searched for whole programs along "
-            f"{MOST_ATOMS} mesh axes, or parts of axes, at most, and this one is split along more; to fix: make one "
-            "axis of several that split the same dimensions"
+            f"{plan.source}: {plan.name}: layouts are chosen op by op: the mesh has {count} axes, and they are "
+            f"searched for whole programs along {MOST_ATOMS}, or {MOST_PLANNED} where devices would repeat much work; "
+            "to fix: make one axis of several that split the same dimensions"
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sdy_jax.ir.collectives import MOVING
@@ -18,7 +18,7 @@ from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.shardings import TensorMapping, TensorSharding, erase_manual_axes
 from sdy_jax.lowering.ops.elementwise import carries
 from sdy_jax.lowering.ops.registry import SENT, Shards, Strategy, is_forwarding, sent_by, summed_in
-from sdy_jax.lowering.planner.facts.factors import canonical, dividing_factors, in_contiguous_blocks
+from sdy_jax.lowering.planner.facts.factors import canonical, dividing_factors, in_contiguous_blocks, split_factors
 from sdy_jax.lowering.planner.problem.assignments import answer_of
 from sdy_jax.lowering.planner.problem.candidate_prices import inside_collectives, work_time_in_shards
 from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, PlacedLayouts
@@ -51,6 +51,39 @@ _MOST_PADDING = 1 / 8
 candidates that waste work; with 0, 197 tokens stay whole."""
 
 
+MOST_ATOMS = 4
+"""Atoms up to which all candidates are listed. Guessed, a guard of planning time: each more makes about five times as
+many layouts. With more, candidates are those in which few atoms are elsewhere than in the baseline."""
+
+_MOVED = 2
+"""Atoms that may be elsewhere than in the baseline, where not all candidates are listed. Guessed, a guard as well: of
+five atoms with four factors each, 2 make 181 candidates of 3,125, and 3 make 821."""
+
+Places = tuple[int, ...]
+"""Per atom its place: a factor of an op's rule or a dimension of a tensor, `_CARRIED`, or `_UNUSED`."""
+
+
+def _placed(places: Sequence[Sequence[int]], baseline: Places | None) -> Iterator[Places]:
+    """Each atom at any of its places; at most `_MOVED` of them elsewhere than in the baseline, if there is one."""
+    if baseline is None:
+        yield from itertools.product(*places)
+        return
+    own = [place if place in each else _UNUSED for place, each in zip(baseline, places, strict=True)]
+    for count in range(_MOVED + 1):
+        for atoms in itertools.combinations(range(len(own)), count):
+            others = ([place for place in places[atom] if place != own[atom]] for atom in atoms)
+            for moved in itertools.product(*others):
+                now = dict(zip(atoms, moved, strict=True))
+                yield tuple([now.get(atom, place) for atom, place in enumerate(own)])
+
+
+def _places_in(lists: Mapping[int, Axes], terms: Axes, atoms: Sequence[AxisRef]) -> Places:
+    """The places of atoms, by the axes of each place and those of unreduced sums."""
+    every = {**lists, _CARRIED: terms}
+    found = (next((p for p, axes in every.items() if any(overlaps(atom, a) for a in axes)), _UNUSED) for atom in atoms)
+    return tuple(found)
+
+
 class Candidate(NamedTuple):
     """A candidate of a node of the model, an op or what has no strategy, such as an edge: the numbers of the layouts of
     operands, then results; its time; the operations that one device performs; what its strategy sends; the strategy;
@@ -67,7 +100,12 @@ class Candidate(NamedTuple):
 
 
 def every_candidate(
-    problem: OpProblem, atoms: int, carried: Sequence[frozenset[int]], lists: AxesLists, pads: bool
+    problem: OpProblem,
+    atoms: int,
+    carried: Sequence[frozenset[int]],
+    lists: AxesLists,
+    pads: bool,
+    baseline: Places | None = None,
 ) -> tuple[list[Candidate], list[int]]:
     """The candidates to run an op: those with the least work come first, then those that split more.
 
@@ -77,6 +115,7 @@ def every_candidate(
         carried: the sets of operands that may stay unreduced together, as sums.
         lists: numbers lists of atoms, and layouts.
         pads: whether dimensions may be split by axes that do not divide them.
+        baseline: the places of atoms from which candidates may not be far; None where all candidates are listed.
 
     Returns:
         The candidates without those that the op refuses, and the numbers of their layouts in the order in which these
@@ -86,7 +125,7 @@ def every_candidate(
     for strategy in problem.strategies:
         own = problem if strategy.rule is None else problem.by_rule(strategy.rule, (strategy,))
         for together in (frozenset[int](), *carried):
-            places = _Places(own, strategy, bool(together), lists, atoms, pads)
+            places = _Places(own, strategy, bool(together), lists, atoms, pads, baseline)
             for candidate in _OfStrategy(own, strategy, together, lists).candidates(places):
                 if candidate.layouts not in found or candidate.cost < found[candidate.layouts].cost:
                     found[candidate.layouts] = candidate
@@ -114,14 +153,23 @@ class Openness(NamedTuple):
 
 
 def layouts_of_shape(
-    shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, stated: Openness, summed: bool, pads: bool
+    shape: Sequence[int],
+    atoms: Sequence[AxisRef],
+    table: LayoutTable,
+    stated: Openness,
+    summed: bool,
+    pads: bool,
+    baseline: TensorSharding | None = None,
 ) -> Iterator[int]:
     """The layouts of a tensor with each atom nowhere, in an open dimension or, if `summed`, in a sum; atoms divide
-    their dimension, or if it `pads`, nearly do."""
+    their dimension, or if it `pads`, nearly do. Of more than `MOST_ATOMS`, those near the one in the baseline."""
     mesh = table.mesh
     free = [atom for atom in atoms if not any(overlaps(atom, axis) for axis in stated.kept)]
     dims = [dim for dim, is_open in enumerate(stated.is_open) if is_open]
-    for placed in itertools.product([_UNUSED, *dims, *([_CARRIED] if summed else [])], repeat=len(free)):
+    places, near = [_UNUSED, *dims, *([_CARRIED] if summed else [])], None
+    if baseline is not None and len(atoms) > MOST_ATOMS:
+        near = _places_in(dict(enumerate(baseline.axes)), baseline.unreduced_axes, free)
+    for placed in _placed([places] * len(free), near):
         by_place = {p: [a for a, at in zip(free, placed, strict=True) if at == p] for p in dict.fromkeys(placed)}
         by_place.pop(_UNUSED, None)
         terms = (*stated.unreduced, *by_place.pop(_CARRIED, ()))
@@ -227,8 +275,17 @@ class _Places:
     """Where a number of atoms may go with a strategy: each nowhere, to a factor that it fits, or, if operands carry
     sums, into these."""
 
-    def __init__(self, problem: OpProblem, strategy: Strategy, carries: bool, lists: AxesLists, atoms: int, pads: bool):
-        rule = problem.rule
+    def __init__(
+        self,
+        problem: OpProblem,
+        strategy: Strategy,
+        carries: bool,
+        lists: AxesLists,
+        atoms: int,
+        pads: bool,
+        baseline: Places | None,
+    ):
+        rule, self._baseline = problem.rule, baseline
         self._sizes, self._carries, self._lists, self._atoms = rule.factor_sizes, carries, lists, atoms
         self._even = dividing_factors(rule) | strategy.dividing if pads else frozenset(range(len(rule.factor_sizes)))
         whole = frozenset[int]()
@@ -244,7 +301,7 @@ class _Places:
         carried = [_CARRIED] if self._carries else []
         each = range(self._atoms)
         places = [[_UNUSED, *(f for f in self._splittable if self._fits(f, 1 << atom)), *carried] for atom in each]
-        for placed in sorted(itertools.product(*places), key=lambda p: p.count(_UNUSED)):
+        for placed in sorted(_placed(places, self._baseline), key=lambda p: p.count(_UNUSED)):
             atoms = dict[int, int]()
             for atom, place in enumerate(placed):
                 atoms[place] = atoms.get(place, 0) | 1 << atom
@@ -291,7 +348,7 @@ class OpCandidates:
         key = kind, layouts, decision.inside, carried, sends
         if key not in self._candidates:
             own = self._own_candidate(kind, decision, layouts)
-            found = _ordered(own, self._every_candidate(kind, carried), kind.multiplies)
+            found = _ordered(own, self._every_candidate(kind, carried, self._baseline(decision)), kind.multiplies)
             if not self._costs.may_repeat:
                 found = [candidate for candidate in found if not candidate.repeats]
             self._candidates[key] = [self._with_sent(op, candidate) for candidate in found] if sends else found
@@ -310,20 +367,31 @@ class OpCandidates:
         shardings = [self._table.shardings[layout] for layout in candidate.layouts]
         return candidate._replace(cost=candidate.cost + self.sent(op, shardings))
 
-    def _every_candidate(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Candidate]:
-        key = kind, carried
+    def _baseline(self, decision: Decision) -> Places | None:
+        """Where the atoms are in the baseline, if there are so many that candidates are listed around that."""
+        if len(self._atoms) <= MOST_ATOMS:
+            return None
+        factors = split_factors(decision.rule, decision.shardings, self._mesh)
+        return _places_in(factors, decision.shardings[-1].unreduced_axes, self._atoms)
+
+    def _every_candidate(
+        self, kind: Kind, carried: tuple[frozenset[int], ...], baseline: Places | None
+    ) -> list[Candidate]:
+        key = kind, carried, baseline
         if key not in self._candidates:
             own = kind.rule, kind.strategies, kind.tensors, kind.touched
-            known = "candidates", own, carried, self._pads, self._mesh_atoms
-            found, layouts = self._memo.once(known, lambda: self._enumerated(kind, carried))
+            known = "candidates", own, carried, baseline, self._pads, self._mesh_atoms
+            found, layouts = self._memo.once(known, lambda: self._enumerated(kind, carried, baseline))
             numbers = {layout: self._table.number(self._lists.table.shardings[layout]) for layout in layouts}
             self._candidates[key] = [Candidate(tuple([numbers[n] for n in c[0]]), *c[1:]) for c in found]
         return self._candidates[key]
 
-    def _enumerated(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> tuple[list[Candidate], list[int]]:
+    def _enumerated(
+        self, kind: Kind, carried: tuple[frozenset[int], ...], baseline: Places | None
+    ) -> tuple[list[Candidate], list[int]]:
         """The candidates, and the layouts in which they are, in numbers that no order may depend on: they say when a
         layout was first seen by any of the programs that share them."""
-        return every_candidate(self._problem(kind), len(self._atoms), carried, self._lists, self._pads)
+        return every_candidate(self._problem(kind), len(self._atoms), carried, self._lists, self._pads, baseline)
 
     def _problem(self, kind: Kind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
@@ -441,7 +509,7 @@ class ConstraintCandidates:
         first = self._table.number(own)
         if not shape or not any(stated.is_open):
             return [first]
-        every = layouts_of_shape(shape, atoms, self._table, stated, summed, self._pads and not evenly)
+        every = layouts_of_shape(shape, atoms, self._table, stated, summed, self._pads and not evenly, own)
         return list(dict.fromkeys([first, *every]))
 
     def _is_at_home(self, sharding: TensorSharding) -> bool:

@@ -16,10 +16,11 @@ from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import CONSTRAINTS, copied
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.planner.facts.factors import cuts_of, stated_at_manual
+from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
-from sdy_jax.lowering.planner.problem.candidates import Candidate, Openness, layouts_of_shape
+from sdy_jax.lowering.planner.problem.candidates import MOST_ATOMS, Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
-from sdy_jax.lowering.planner.problem.op_problem import flops_per_operation
+from sdy_jax.lowering.planner.problem.op_problem import flops_per_operation, work_done
 from sdy_jax.lowering.planner.problem.planning_problem import planning_problem
 from sdy_jax.lowering.planner.problem.program_model import Chosen, Port
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
@@ -34,9 +35,14 @@ _LARGE = 10_000
 8B model that are no loop have 28,900, and take 17 and 9 s of planning on 64 GPUs for 26 and 13, to equal plans; with
 layouts that are chosen, 0.98 of the time on 256 chips, in two thirds of the planning. One layer has 900."""
 
-MOST_ATOMS = 4
-"""Axes, or parts of axes, up to which a program is planned. Guessed, a guard of planning time: each more makes about
-five times as many layouts. Programs on more parts are planned along whole axes, those on more axes stay op by op."""
+MOST_PLANNED = 5
+"""Axes, or parts of axes, up to which a program is planned as a whole, from more than `MOST_ATOMS` on where it repeats
+much work op by op. Measured (2026-11, `scripts/bench_models`): two layers of Mixtral on five axes of v5p take 0.58 of
+the time, and three minutes of planning on a busy machine, for six seconds."""
+
+_MUCH_REPEATED = 1e-3
+"""Seconds of a step, on products that others compute as well, from which on that is much. Chosen: then minutes of
+planning are won back in 100,000 steps."""
 
 
 def is_large(graph: Graph) -> bool:
@@ -45,15 +51,22 @@ def is_large(graph: Graph) -> bool:
 
 
 class Baseline(NamedTuple):
-    """A baseline, what it was made with, and the parts of mesh axes that it knows."""
+    """A baseline, what it was made with, and the parts of mesh axes that it knows. `repeats`: whether devices take long
+    for products that others compute, too, which is asked of those on more than `MOST_ATOMS`."""
 
     setting: Setting
     placed: PlacedProgram
     atoms: tuple[AxisRef, ...]
+    repeats: bool = False
 
     @property
     def can_be_planned(self) -> bool:
-        """Whether the program is on few enough axes."""
+        """Whether the program is on few enough axes, for what there is to gain."""
+        return self.lists_all or (len(self.atoms) <= MOST_PLANNED and self.repeats)
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether it is on so few that all candidates are listed, not those near the baseline alone."""
         return len(self.atoms) <= MOST_ATOMS
 
 
@@ -67,7 +80,10 @@ def baseline_of(graph: Graph, setting: Setting) -> Baseline:
     if is_coarse and (along_whole := _along_whole_axes(graph, setting)) is not None:
         return along_whole  # where heads do not divide an axis, its parts take many times as long
     found = _baseline(graph, setting)
-    return found if found.can_be_planned or is_coarse else _along_whole_axes(graph, setting) or found
+    if found.lists_all or is_coarse:
+        return found
+    along_whole = _along_whole_axes(graph, setting)
+    return along_whole if along_whole and (along_whole.lists_all or not found.can_be_planned) else found
 
 
 def _along_whole_axes(graph: Graph, setting: Setting) -> Baseline | None:
@@ -81,7 +97,23 @@ def _along_whole_axes(graph: Graph, setting: Setting) -> Baseline | None:
 
 def _baseline(graph: Graph, setting: Setting) -> Baseline:
     placed = ProgramPlacement(Graph(copied(graph.module)), setting).run()
-    return Baseline(setting, placed, placed.layouts.atoms(placed.mesh, setting.costs.major_parts))
+    found = Baseline(setting, placed, placed.layouts.atoms(placed.mesh, setting.costs.major_parts))
+    return found if found.lists_all else found._replace(repeats=_repeated(graph, found) > _MUCH_REPEATED)
+
+
+def _repeated(graph: Graph, baseline: Baseline) -> float:
+    """The seconds that a device takes for products beyond an equal share of all; 0 where costs are not in seconds."""
+    costs, placed = baseline.setting.costs, baseline.placed
+    if costs.unit != "seconds":
+        return 0.0
+    mesh, own, whole = placed.mesh, 0.0, 0.0
+    for number, decision in placed.layouts.decided.items():
+        if decision.kind.multiplies:
+            times = executions(graph.ops[number]).estimate
+            nowhere = [TensorSharding.replicated(s.mesh, s.rank) for s in decision.shardings]
+            own += times * work_done(decision.kind, decision.shardings, mesh).operations
+            whole += times * work_done(decision.kind, nowhere, mesh).operations
+    return costs.work_time(own - whole / mesh.size, 0.0)
 
 
 def _stated_shardings(graph: Graph) -> Iterator[TensorSharding]:

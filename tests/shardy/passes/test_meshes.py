@@ -312,7 +312,7 @@ REFUSED = {
     ),
     "a mesh of other devices": (
         main(f"return %0 : {M}", ['@four, [{"z"}, {}]'], ""),
-        UnsupportedError,
+        ShardingError,
         "all meshes of a function must have the same devices",
     ),
     "a manual computation on another mesh": (
