@@ -676,7 +676,8 @@ def test_the_examples_of_the_reference_run_as_if_on_one_device(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=128", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", RUN_ALL, *whole]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **flags}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stderr.splitlines() if "the mesh has 6 axes" not in line]
+    assert (done.returncode, told) == (0, [])
     for number, text in whole.items():
         wanted = next(f for has, f in _EXPECTED if has in text)(*arguments[number])
         found = np.load(tmp_path / f"{number}_out.npz")
