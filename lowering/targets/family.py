@@ -38,6 +38,15 @@ class Chip:
     allocated: float = 1.0
     peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
 
+    def peak(self, dtype: str) -> float:
+        """That of an element type, as MLIR writes it; that of bfloat16 where nothing is published of it."""
+        name = next((peak for start, peak in _PEAKS.items() if dtype.startswith(start)), "")
+        return self.peaks.get(name, self.flops)
+
+
+_PEAKS = {"f8": "float8", "f4": "float4", "i8": "int8", "ui8": "int8"}
+"""The peaks of element types, by what their names begin with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Network:

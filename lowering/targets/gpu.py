@@ -83,16 +83,11 @@ def _links(
     return Links(bandwidth, hop, _START, beyond, name=name, joins=joins, peers=peers, host=host)
 
 
-_TYPES = {"f8": "float8", "f4": "float4", "i8": "int8", "ui8": "int8"}
-"""The peaks of element types, by what their names begin with."""
-
-
 def _products(chip: Chip, dtype: str, precision: str) -> float:
     """Of float32 in TensorFloat-32, where there is that, but at the highest precision (`jax.lax.Precision`)."""
-    if dtype == "f32":
-        name = "tf32" if precision != "HIGHEST" and "tf32" in chip.peaks else "float32"
-    else:
-        name = next((peak for start, peak in _TYPES.items() if dtype.startswith(start)), "")
+    if dtype != "f32":
+        return chip.peak(dtype)
+    name = "tf32" if precision != "HIGHEST" and "tf32" in chip.peaks else "float32"
     return chip.peaks.get(name, chip.flops)
 
 

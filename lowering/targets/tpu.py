@@ -76,10 +76,7 @@ Published (`jax.lax.Precision`)."""
 
 
 def _products(chip: Chip, dtype: str, precision: str) -> float:
-    if dtype == "f32":
-        return chip.flops / _PASSES.get(precision, 1)
-    name = "int8" if dtype in ("i8", "ui8") else "float8" if dtype.startswith("f8") else ""
-    return chip.peaks.get(name, chip.flops)
+    return chip.flops / _PASSES.get(precision, 1) if dtype == "f32" else chip.peak(dtype)
 
 
 TPU = Family(

@@ -326,8 +326,9 @@ class PlannedCall:
 
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands if self._partition is not None else checked(operands, self._along, plan.name))
-            given = (as_on_devices(next(rest)) if is_given else None for is_given in is_operand)
-            values = [x if own is None else own for x, own in zip(fixed, given, strict=True)]
+            values = [
+                as_on_devices(next(rest)) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)
+            ]
             with with_all_axes():
                 results = boundary(function, values, program.out_info)
             results = with_some_on_host(results, program.host_results)

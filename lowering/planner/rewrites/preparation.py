@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.new_ops import any_number
-from sdy_jax.ir.operations import COMPUTATIONS
+from sdy_jax.ir.operations import COMPUTATIONS, replace_op
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.elementwise import known_scalar
 from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding
@@ -190,9 +190,7 @@ def inline_settled_branches(graph: Graph) -> Graph:
         *body, end = [inner.operation for inner in op.mlir.regions[number].blocks[0].operations]
         for inner in body:
             inner.move_before(op.mlir)
-        for result, value in zip(op.results, list(end.operands), strict=True):
-            result.mlir.replace_all_uses_with(value)
-        op.mlir.erase()
+        replace_op(op.mlir, list(end.operands))
     return Graph(graph.module) if settled else graph
 
 
