@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,18 @@ import numpy as np
 
 import sdy_jax as sdy
 from sdy_jax.lowering.targets.rates import Link, rate
+from sdy_jax.lowering.targets.torus import Line, Lines, Torus
 from sdy_jax.plan.hlo_module import HloCollective, HloInstruction
 from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, no_kernel, waiting
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
 
-LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6, is_torus=True)
-"""Along an axis of a slice: what the ops around a collective take is among the cycles of these."""
+LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6)
+"""Along a ring of a slice: what the ops around a collective take is among the cycles of these."""
+
+TORUS = Torus(2, around=16, as_rings=16)
+"""That of a v5e."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,17 @@ class CompilerTime:
         return self.work + self.exposed
 
 
-def compiler_time(hlo: str, kernel: Callable[[HloInstruction], float] = no_kernel) -> CompilerTime:
-    """The time of a compiled program for v5e, from its text; `kernel`: the seconds of a kernel's call."""
-    waits = waiting(hlo, _seconds, CLOCK, kernel)
+def compiler_time(
+    hlo: str, kernel: Callable[[HloInstruction], float] = no_kernel, devices: Sequence[jax.Device] = ()
+) -> CompilerTime:
+    """The time of a compiled program for v5e.
+
+    Args:
+        hlo: its text.
+        kernel: the seconds of a kernel's call.
+        devices: those for which it was compiled, in its order; without them each group of devices is a ring.
+    """
+    waits = waiting(hlo, Seconds([device.coords for device in devices]), CLOCK, kernel)
     kernels = sum(count * kernel(call) for call, count in kernels_in_hlo(hlo))
     return CompilerTime(estimated_cycles(hlo) / CLOCK + kernels, waits.sent, waits.exposed, kernels)
 
@@ -62,9 +75,32 @@ def fullest_bucket(plan: sdy.Plan) -> float:
     return max([record.wire_bytes / size for record, size in zip(sent, sizes, strict=True) if size], default=0.0)
 
 
-def _seconds(found: HloCollective) -> float:
-    links = [LINK._replace(size=max(found.group_size, 2))]
-    return rate(found.kind.replace("-", "_"), links).time(found.wire_bytes)
+class Seconds:
+    """How long a collective takes among chips at some places on their torus."""
+
+    def __init__(self, places: Sequence[Sequence[int]]):
+        self._places = np.array(places)
+        self._sizes = tuple(np.ptp(self._places, axis=0) + 1) if len(places) else ()
+        self._lines: dict[tuple[int, ...], Lines] = {}
+
+    def __call__(self, found: HloCollective) -> float:
+        if found.group not in self._lines:
+            self._lines[found.group] = self._lines_of(found.group)
+        link = LINK._replace(size=max(found.group_size, 2), lines=self._lines[found.group])
+        return rate(found.kind.replace("-", "_"), [link]).time(found.wire_bytes)
+
+    def _lines_of(self, group: tuple[int, ...]) -> Lines:
+        """The lines that a group fills; a ring where it fills none, or is on a small slice."""
+        size, lines = len(group), list[Line]()
+        if group and len(self._places) > TORUS.as_rings:
+            rings = TORUS.rings(self._sizes)
+            for dim, along in enumerate(self._places[list(group)].T):
+                on = np.unique(along)
+                if len(on) > 1:
+                    around = int(self._sizes[dim]) if rings[dim] else 0
+                    lines.append(Line(dim, len(on), int(np.diff(on).min()), around))
+        size = max(size, 2)
+        return tuple(lines) if math.prod([line.size for line in lines]) == size else (Line(0, size, 1, size),)
 
 
 def paired_ratio(programs: Sequence[Any], arguments: tuple[Any, ...], donates: bool, pairs: int) -> float:

@@ -97,8 +97,13 @@ def least_time(
 
 
 def fastest(wire: float, mesh: Mesh, costs: CostModel) -> float:
-    """The time that `wire` bytes take over the fastest axis of a mesh."""
-    return wire / max(costs.bandwidth_of(axis.name) for axis in mesh.axes) if wire and costs.bandwidth else wire
+    """The time that `wire` bytes take over the fastest axes of a mesh."""
+    return wire / _fastest(mesh, costs) if wire and costs.bandwidth else wire
+
+
+@lru_cache(maxsize=1 << 8)
+def _fastest(mesh: Mesh, costs: CostModel) -> float:
+    return max(costs.speeds([AxisRef(axis.name) for axis in mesh.axes], mesh), default=1.0)
 
 
 @lru_cache(maxsize=1 << 8)

@@ -150,7 +150,8 @@ class _Routes:
         self._space, self._links, self._combines, self._lanes = space, links, combines, lanes
         self._rates = space.rates(links, combines, lanes)
         self._are_alike = self.are_linear and len({link.bandwidth for link in links}) < 2
-        self._are_alike &= not any(link.peers for link in links)  # else all axes at once are faster than one by one
+        # Else all axes at once may be faster than one by one.
+        self._are_alike &= not any(link.peers or link.lines for link in links)
         self._known: dict[tuple[float, State], NDArray[np.float64]] = {}
         self._steps: dict[State, dict[State, tuple[float, Rate] | None]] = {}
         self._outside: dict[tuple[float, State], dict[State, float]] = {}

@@ -24,7 +24,7 @@ from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_p
 from sdy_jax.lowering.targets.axis_rates import cut as cut_at
 from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
-from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, speeds, wire_bytes
 from sdy_jax.lowering.targets.target import (
     Hosts,
     family_of,
@@ -35,6 +35,7 @@ from sdy_jax.lowering.targets.target import (
     machines,
     no_machine,
 )
+from sdy_jax.lowering.targets.torus import Lines, Torus, cut_lines, lines_of_axes
 from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
 
 # What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
@@ -55,7 +56,7 @@ def published_fields(hosts: Hosts, axes: tuple[str, ...], slow: Mapping[str, flo
         "product_launch": chip.product_launch,
         "copies": family.arrays.copies(1 / chip.memory, chip.launch),
         "combines": tuple(family.compiler.collectives.combines),
-        "torus": tuple(axis for axis in axes if links.is_torus and axis not in slow),
+        "torus": tuple(axis for axis in axes if links.torus and axis not in slow),
         "rounds": family.arrays.moved,
         "machine": name,
         "origin": f"{hosts}, by its published rates",
@@ -94,10 +95,13 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
     over_network = axes_over_network(mesh, machine) if torus else {}
     torus = tuple(axis for axis in torus if axis not in over_network)
     copies = family.arrays.copies(found.memory, found.launch)
+    laid = _laid({name: axis.size for name, axis in found.axes.items() if axis.size > 1 and name in torus}, machine)
     return {
-        "latency": {name: axis.latency * (2 if name in torus else 1) for name, axis in found.axes.items()},
+        "latency": {name: axis.latency / (laid[name][0] if name in laid else 1) for name, axis in found.axes.items()},
         "flop": found.flop,
-        "bandwidth": {name: axis.bandwidth for name, axis in found.axes.items()},
+        "bandwidth": {
+            name: axis.bandwidth / (laid[name][1] if name in laid else 1) for name, axis in found.axes.items()
+        },
         "start": {name: axis.start for name, axis in found.axes.items()},
         "memory": found.memory,
         "launch": found.launch,
@@ -106,6 +110,14 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
         "torus": torus,
         "peers": 0,  # an axis was measured as long as it is
     }
+
+
+def _laid(sizes: Mapping[str, int], machine: str) -> dict[str, tuple[float, float]]:
+    """How far it is around each axis of a torus, and how fast a device sends along it, beside an axis along which all
+    devices follow each other, in one direction."""
+    lines = lines_of_axes(tuple(sizes.values()), machines()[machine].links.torus if machine else None)
+    links = {name: Link(size, hop=1.0, lines=own) for (name, size), own in zip(sizes.items(), lines, strict=True)}
+    return {name: (link.around / Link(link.size, hop=1.0).around, min(speeds([link]))) for name, link in links.items()}
 
 
 def axes_over_network(mesh: AnyMesh, machine: str) -> dict[str, int]:
@@ -140,7 +152,7 @@ class CostModel:
     Attributes:
         latency: seconds per hop from device to device, of all axes or by axis name.
         flop: seconds per operation of a device; a multiplication with an addition is one.
-        bandwidth: bytes per second that a device sends, by axis name.
+        bandwidth: bytes per second that a device sends, by axis name; of a torus, along a ring in one dimension.
         repeat_work: whether products and convolutions may be repeated, and other ops without bound, though memory has
             no price.
         start: seconds that every collective takes beside, of all axes or by axis name.
@@ -154,7 +166,8 @@ class CostModel:
         combines: the kinds of collectives of which small ones are combined to buckets, by the compiler if not here, so
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
-        torus: the axes along which devices reach only their neighbours.
+        torus: the axes along which devices reach only their neighbours: each by itself, or of a machine as
+            `jax.make_mesh` lays them along the dimensions of its slices.
         peers: to how many other devices the bandwidth of axes leads, to each by a link of its own, so that in smaller
             groups a device sends as much slower; of all axes or by axis name. 0: through a switch, or along a torus.
         rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
@@ -441,8 +454,21 @@ class CostModel:
         major = self.major_parts.get(name, 1)
         whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
         latency, start = of_axis(self.latency, rates, of_axis(self.latency, name)), of_axis(self.start, name)
-        known = (self.bandwidth_of(rates), latency, start, rates in self.torus, self._copies, self.moved)
+        lines = _lines_of(self, mesh).get(rates, ())
+        if lines and size * major < whole:
+            lines = cut_lines(lines, [axis.pre_size // major, size, whole // end])[1]
+        known = (self.bandwidth_of(rates), latency, start, lines, self._copies, self.moved)
         return Link(size, *known, far=whole // end, peers=int(of_axis(self.peers, rates)))
+
+    def speeds(self, axes: Iterable[AxisRef], mesh: Mesh) -> list[float]:
+        """Bytes per second that a device sends along each of some axes, and along those of a torus together."""
+        parts = [part for axis in axes for part in cut_at(axis, mesh, self.major_parts)]
+        return speeds([link for part in parts if (link := self.link(part, mesh)).size > 1])
+
+    @property
+    def torus_kind(self) -> Torus | None:
+        """That along which the axes of the torus lie; None where each of them is a ring."""
+        return machines()[self.machine].links.torus if self.machine else None
 
     @property
     def of_rounded(self) -> CostModel:
@@ -514,6 +540,13 @@ def _network(hosts: Hosts, mesh: Mesh | None) -> dict[str, float]:
 _SLOW = 4
 """How many times as fast the fastest axis has to be. Published (of machines in `targets/`): networks take 9 to 29 times
 as long as links. Anything between 2 and 9 tells the two apart."""
+
+
+@lru_cache(maxsize=1 << 8)
+def _lines_of(model: CostModel, mesh: Mesh) -> Mapping[str, Lines]:
+    """How the axes of the torus lie on it, major parts with rates of their own left out."""
+    sizes = {name: size // model.major_parts.get(name, 1) for name, size in mesh.sizes.items() if name in model.torus}
+    return dict(zip(sizes, lines_of_axes(tuple(sizes.values()), model.torus_kind), strict=True))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.lowering.targets.rates import Copies, Tiles
+from sdy_jax.lowering.targets.torus import Torus
 from sdy_jax.runtime.meshes import Forms
 
 # Machines: what is published of one device, its rates, its links and its memory.
@@ -61,11 +62,12 @@ class Links:
     """What joins devices.
 
     Attributes:
-        bandwidth: bytes per second that a device sends along one mesh axis over the machine's own links.
+        bandwidth: bytes per second that a device sends along one mesh axis over the machine's own links, along one
+            dimension where these are a torus.
         latency: seconds per hop over these.
         start: seconds before a collective sends anything.
         network: what is beyond these links.
-        is_torus: they lead to neighbours only.
+        torus: they lead to neighbours only, along its dimensions; None where they lead everywhere.
         joins_hosts: they join devices of all processes, as far as no device says otherwise; else those of one process.
         name: what they are called.
         joins: how many devices they join at most: those of a server, a rack or a pod; 0 where that is not known.
@@ -79,7 +81,7 @@ class Links:
     latency: float
     start: float
     network: Network
-    is_torus: bool = False
+    torus: Torus | None = None
     joins_hosts: bool = False
     name: str = ""
     joins: int = 0

@@ -11,6 +11,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from sdy_jax.base.errors import InternalError
+from sdy_jax.lowering.targets.torus import Line, Lines, cut_lines, joined
 
 # What devices rearrange of what they send and receive, where arrays lie in tiles.
 #
@@ -191,14 +192,14 @@ class Link(NamedTuple):
 
     Attributes:
         size: the devices along it.
-        bandwidth: bytes per second that a device sends along it.
+        bandwidth: bytes per second that a device sends along it; of a torus along a ring in one of its dimensions.
         hop: seconds from one device to its neighbour.
         start: seconds before a collective along it sends anything.
-        is_torus: its devices reach only their neighbours, as a ring in both directions, so that an all_to_all passes
-            through others, and everything comes halfway round.
+        lines: of a torus, where devices reach only their neighbours, the lines along which it lies, so that an
+            all_to_all passes through others; none elsewhere.
         copies: the time in which a device rearranges what it sends and receives.
         moved: the share of its bytes that a value has on the wire if it is only moved.
-        far: how many neighbours on the next device is: more than one along a part of an axis.
+        far: how many neighbours on the next device is, but on a torus: more than one along a part of an axis.
         peers: to how many other devices its bandwidth leads, to each by a link of its own: in a smaller group a device
             sends as much slower. 0: all of it to any group.
     """
@@ -207,7 +208,7 @@ class Link(NamedTuple):
     bandwidth: float = 1.0
     hop: float = 0.0
     start: float = 0.0
-    is_torus: bool = False
+    lines: Lines = ()
     copies: Copies = Copies()
     moved: float = 1.0
     far: int = 1
@@ -216,14 +217,14 @@ class Link(NamedTuple):
     @property
     def around(self) -> float:
         """Seconds until the farthest device is reached."""
-        if self.is_torus:
-            return self.hop * self.far * (self.size - 1) / 2
+        if self.lines:
+            return self.hop * sum([line.hops for line in _joined([self])])
         return self.hop * (_hops(self.far * self.size) - _hops(self.far))
 
     @property
     def next(self) -> float:
         """Seconds until the next device is reached."""
-        return self.hop * (self.far if self.is_torus else _hops(self.far + 1))
+        return self.hop * (self.lines[-1].far if self.lines else _hops(self.far + 1))
 
     def cut(self, sizes: Sequence[int]) -> tuple[Link, ...]:
         """Its parts of these sizes, major to minor. Going around all of them takes as long as going around the whole.
@@ -232,7 +233,8 @@ class Link(NamedTuple):
         [6.0, 4.0, 3.0]
         """
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        return tuple([self._replace(size=n, far=self.far * far) for n, far in zip(sizes, strides, strict=True)])
+        parts = zip(sizes, strides, cut_lines(self.lines, sizes), strict=True)
+        return tuple([self._replace(size=n, far=self.far * far, lines=lines) for n, far, lines in parts])
 
 
 def _hops(size: int) -> float:
@@ -277,24 +279,48 @@ class Rate(NamedTuple):
 def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: LastCut | None = None) -> Rate:
     """The rate of a kind of collective over links; `combines` as in a cost model, `cut`: of the last dimension.
 
-    Hops add up along each link; the slowest one decides about bytes. Through a ring of g devices the blocks of an
-    all_to_all pass g/4 links on average in either direction. Where each pair has its own link, g devices use g-1 of
-    each other's, and a permute one.
+    Hops add up along each link; the slowest one decides about bytes. Where each pair has its own link, g devices use
+    g-1 of each other's, and a permute one.
     """
     links = [link for link in links if link.size > 1]
     if not links:
         return Rate(0.0, 0.0)
-    direct = math.prod([link.size for link in links if link.peers])
-    per_byte = 1 / min([link.bandwidth * _reached(kind, link.peers, direct) for link in links])
-    if kind in _EXCHANGES and any(link.is_torus for link in links):
+    along, others = [link for link in links if link.lines], [link for link in links if not link.lines]
+    direct = math.prod([link.size for link in others if link.peers])
+    times = [1 / (link.bandwidth * _reached(kind, link.peers, direct)) for link in others]
+    if along:
         group = math.prod([link.size for link in links])
-        turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
-        per_byte = max(per_byte, *turned)
+        times.append(_along_lines(kind, _joined(along), group) / min([link.bandwidth for link in along]))
+    per_byte = max(times)
     per_byte += max([link.copies.of(kind, cut) for link in links])
     if kind in _MOVES:
         per_byte *= max([link.moved for link in links])
     fixed = _fixed(kind, links) + max([link.copies.fixed(kind, cut) for link in links])
     return Rate(fixed, per_byte, kind in combines)
+
+
+def speeds(links: Sequence[Link]) -> list[float]:
+    """Bytes per second that a device sends over each of some links, and over those of a torus together."""
+    along = [link for link in links if link.lines]
+    together = [min([link.bandwidth for link in along]) * sum([line.speed for line in _joined(along)])] if along else []
+    return together + [link.bandwidth for link in links if not link.lines]
+
+
+def _joined(links: Sequence[Link]) -> list[Line]:
+    return joined([line for link in links for line in link.lines])
+
+
+def _along_lines(kind: str, lines: Sequence[Line], group: int) -> float:
+    """The time in which a device sends a byte along lines of a torus, beside that along a ring of neighbours.
+
+    All lines are used at once, but an all_to_all takes as long as along the line on which most passes, and a permute is
+    to the next one.
+    """
+    if kind == "collective_permute":
+        return 1.0
+    if kind in _EXCHANGES:
+        return max([line.turn for line in lines]) / _kept(group)
+    return 1 / sum([line.speed for line in lines])
 
 
 def _reached(kind: str, peers: int, group: int) -> float:
@@ -309,7 +335,11 @@ def _fixed(kind: str, links: Sequence[Link]) -> float:
     if kind == "collective_permute":
         return start + min([link.next for link in links])
     turns = row(kind)[1]
-    return start + turns * sum([link.around for link in links]) if turns else 0.0
+    if not turns:
+        return 0.0
+    around = sum([link.around for link in links if not link.lines])
+    hop = max([link.hop for link in links if link.lines], default=0.0)
+    return start + turns * (around + hop * sum([line.hops for line in _joined(links)]))
 
 
 def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:

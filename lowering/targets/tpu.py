@@ -16,6 +16,7 @@ from sdy_jax.lowering.targets.family import (
     Order,
 )
 from sdy_jax.lowering.targets.rates import LANES, Copies, Tiles
+from sdy_jax.lowering.targets.torus import Torus
 from sdy_jax.runtime.meshes import Forms
 
 _STACKED = frozenset(("all_gather", "collective_permute"))
@@ -64,10 +65,15 @@ def _machine(
     return Machine(kind, Chip(flops, memory, gib * GIB, _LAUNCH, _PRODUCT, peaks=peaks), links, also)
 
 
-def _ici(dimensions: int, joins: int, bandwidth: float, network: float) -> Links:
-    """A mesh axis is a ring along one of the torus' dimensions, with two links of a chip."""
-    beyond, name = Network(network, latency=_NETWORK), f"ICI, in {dimensions} dimensions,"
-    return Links(bandwidth, _HOP, _START, beyond, is_torus=True, joins_hosts=True, name=name, joins=joins)
+def _ici(torus: Torus, joins: int, bandwidth: float, network: float) -> Links:
+    """Of a chip two links lie along each dimension."""
+    beyond, name = Network(network, latency=_NETWORK), f"ICI, in {torus.dimensions} dimensions,"
+    return Links(bandwidth, _HOP, _START, beyond, torus, joins_hosts=True, name=name, joins=joins)
+
+
+_2D, _3D = Torus(2, around=16, as_rings=16), Torus(3, around=4, in_cubes=True)
+"""The tori of v5e and v6e, and those of the others, whose slices are of cubes of 64 chips. Published ("How to Scale
+Your Model", "TPU Networking"; what is a ring: by the coordinates that `jax.make_mesh` gives, jax 0.10.2)."""
 
 
 _PASSES = {"HIGH": 3, "HIGHEST": 6}
@@ -82,15 +88,22 @@ def _products(chip: Chip, dtype: str, precision: str) -> float:
 TPU = Family(
     "tpu",
     {
-        "tpu v4": _machine(r"tpu v4", 275e12, 1.2e12, 30.5, _ici(3, 4096, 90e9, 6.25e9), {"int8": 275e12}),
-        "tpu v5e": _machine(r"tpu v5( lite|e)", 197e12, 0.82e12, 15.75, _ici(2, 256, 90e9, 3.125e9), {"int8": 393e12}),
-        "tpu v5p": _machine(r"tpu v5p?", 459e12, 2.8e12, 95.73, _ici(3, 8960, 180e9, 6.25e9), {"int8": 918e12}),
+        "tpu v4": _machine(r"tpu v4", 275e12, 1.2e12, 30.5, _ici(_3D, 4096, 90e9, 6.25e9), {"int8": 275e12}),
+        "tpu v5e": _machine(
+            r"tpu v5( lite|e)", 197e12, 0.82e12, 15.75, _ici(_2D, 256, 90e9, 3.125e9), {"int8": 393e12}
+        ),
+        "tpu v5p": _machine(r"tpu v5p?", 459e12, 2.8e12, 95.73, _ici(_3D, 8960, 180e9, 6.25e9), {"int8": 918e12}),
         "tpu v6e": _machine(
-            r"tpu v6( lite|e)", 918e12, 1.6e12, 31.24, _ici(2, 256, 180e9, 12.5e9), {"int8": 1836e12, "float8": 918e12}
+            r"tpu v6( lite|e)",
+            918e12,
+            1.6e12,
+            31.24,
+            _ici(_2D, 256, 180e9, 12.5e9),
+            {"int8": 1836e12, "float8": 918e12},
         ),
         # A device is one of the chip's two cores.
         "tpu7x": _machine(
-            r"tpu ?(v?7x?)", 1153e12, 3.7e12, 94.74, _ici(3, 18432, 100e9, 6.25e9), {"float8": 2307e12}, "tpu v7x"
+            r"tpu ?(v?7x?)", 1153e12, 3.7e12, 94.74, _ici(_3D, 18432, 100e9, 6.25e9), {"float8": 2307e12}, "tpu v7x"
         ),
     },
     Compiler(

@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -88,7 +88,11 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def compiled(
-    lowered: jax.stages.Lowered, topology: Topology, options: Mapping[str, str], kept: Path | None
+    lowered: jax.stages.Lowered,
+    topology: Topology,
+    options: Mapping[str, str],
+    kept: Path | None,
+    devices: Sequence[jax.Device] = (),
 ) -> Compiled:
     """Compiles a program, or reads what was found when it was compiled before.
 
@@ -96,16 +100,17 @@ def compiled(
         options: the compiler's, beside those of the topology.
         kept: a folder of what was found, or nothing is kept: of a compiled program its text, and what it holds. An
             entry belongs to the program's text, the topology, the options and the versions of the compilers.
+        devices: in the program's order; without them groups of devices are taken for rings.
     """
     given = (topology.compiler_options or {}) | dict(options)
     entry = kept / f"{_key(lowered, topology, given)}.json.gz" if kept else None
     if entry and entry.exists():
-        return _read(_Output(**json.loads(gzip.decompress(entry.read_bytes()))))
+        return _read(_Output(**json.loads(gzip.decompress(entry.read_bytes()))), devices)
     found = _compiled(lowered, given)
     if entry:
         entry.parent.mkdir(parents=True, exist_ok=True)
         entry.write_bytes(gzip.compress(json.dumps(asdict(found)).encode(), compresslevel=3))
-    return _read(found)
+    return _read(found, devices)
 
 
 def _key(lowered: jax.stages.Lowered, topology: Topology, options: Mapping[str, str]) -> str:
@@ -144,14 +149,14 @@ def _refused(error: str) -> _Output:
     return _Output(error.splitlines()[0][:300], memory=needed)
 
 
-def _read(found: _Output) -> Compiled:
+def _read(found: _Output, devices: Sequence[jax.Device]) -> Compiled:
     """The numbers in the text of a compiled program, beside what its compiler says of it."""
     side = Compiled(found.error, found.compiled, found.memory, found.temporaries, flops=found.flops)
     if not found.text:
         return side
     side.bytes = totals(collectives_in_hlo(found.text)).wire_bytes / GIB
     if estimated_cycles(found.text):  # compilers for GPUs state no cycles
-        took = compiler_time(found.text, kernel_seconds)
+        took = compiler_time(found.text, kernel_seconds, devices)
         side.time, side.exposed, side.kernels = took.scheduled, took.exposed, took.kernels
     return side
 
@@ -242,7 +247,7 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
         lowered = lower(program, layout, how, side)
     except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
         return _refusal(side, error)
-    found = compiled(lowered, topology, {}, kept)
+    found = compiled(lowered, topology, {}, kept, list(mesh.devices.flat))
     side = replace(side, **asdict(found), packed=found.memory)
     if "ours" in how and side.memory > side.plan_memory / MEMORY_APART[0] and not side.error:
         side.packed = min(side.memory, _packed(lowered, topology, side, kept))

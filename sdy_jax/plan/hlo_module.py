@@ -6,7 +6,10 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdy_jax.base.errors import ParseError
 from sdy_jax.ir.text.cursor import closing, split_list
@@ -38,6 +41,7 @@ class HloCollective:
     between slices 2, the least.
     `bytes`: local bytes of its operands. `wire_bytes`: bytes that a device sends in one execution. `count`: executions
     per run of the program, 0 in a branch that sends less than another one.
+    `group`: the first group, by the numbers of its devices; empty for what is sent from one device to another.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class HloCollective:
     bytes: int
     wire_bytes: float
     count: int
+    group: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def total_wire_bytes(self) -> float:
@@ -318,8 +323,47 @@ def group_size(attributes: str, devices: int) -> int:
     raise ParseError(f"a collective's groups cannot be read: {attributes[:_SHOWN]!r}")
 
 
+def first_group(attributes: str, devices: int) -> tuple[int, ...]:
+    """The first group of a collective, by the numbers of its devices, from its attributes, as `group_size` reads them;
+    empty where they say from which device to which is sent."""
+    if "source_target_pairs" in attributes:
+        return ()
+    size = group_size(attributes, devices)
+    if iota := re.search(r"replica_groups=\[[\d,]+\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        sizes = _numbers(iota[1])
+        order = _numbers(iota[2]) if iota[2] else range(len(sizes))
+        return tuple(np.arange(math.prod(sizes)).reshape(sizes).transpose(order).ravel()[:size].tolist())
+    if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        return tuple(_first_along(named[1], named[2]).tolist())
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return _numbers(listed[1])
+    return tuple(range(size))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _first_along(mesh: str, axes: str) -> NDArray[np.int64]:
+    """The devices of a mesh, `'x'=2,'y'=4`, that lie with the first one along axes, or parts of axes: `'y':(1)2`."""
+    found, stride = np.zeros(1, np.int64), 1
+    strides = dict[str, tuple[int, int]]()
+    for name, size in reversed(re.findall(r"'([^']*)'=(\d+)", mesh)):
+        strides[name] = stride, int(size)
+        stride *= int(size)
+    for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes):
+        stride, size = strides[name]
+        count = int(part or size)
+        step = stride * size // (int(before or 1) * count)
+        found = (found[:, None] + step * np.arange(count)).ravel()
+    return found
+
+
 def collective_of(instruction: HloInstruction, module: HloModule, count: int) -> HloCollective:
-    size = 2 if instruction.opcode == "slice-send" else group_size(instruction.attributes, module.devices)
+    is_send = instruction.opcode == "slice-send"
+    size = 2 if is_send else group_size(instruction.attributes, module.devices)
+    group = () if is_send else first_group(instruction.attributes, module.devices)
     moved = instruction.operands[:1] if instruction.opcode == "ragged-all-to-all" else instruction.operands
     operand = sum(module.bytes_of(name) for name in moved)
-    return HloCollective(instruction.opcode, size, operand, WIRE_BYTES[instruction.opcode](size, operand), count)
+    wire = WIRE_BYTES[instruction.opcode](size, operand)
+    return HloCollective(instruction.opcode, size, operand, wire, count, group)

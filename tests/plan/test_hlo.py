@@ -7,7 +7,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.errors import ParseError
-from sdy_jax.plan.hlo_module import HloCollective, bytes_of_type, group_size
+from sdy_jax.plan.hlo_module import HloCollective, bytes_of_type, first_group, group_size
 from sdy_jax.plan.profile import collectives_in_hlo, overlapped, totals
 
 
@@ -61,6 +61,23 @@ def test_bytes_of_types(type_, expected):
 )
 def test_group_sizes(attributes, expected):
     assert group_size(attributes, devices=8) == expected
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ("replica_groups={{1,3},{0,2}}, to_apply=%add", (1, 3)),
+        ("replica_groups={}", (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("replica_groups=[4,2]<=[8]", (0, 1)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}", (0, 4)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a','b':(1)2}", (0, 2, 4, 6)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b':(2)2}", (0, 1)),
+        ("source_target_pairs={{0,1},{1,0}}", ()),
+    ],
+)
+def test_first_groups(attributes, expected):
+    assert first_group(attributes, devices=8) == expected
 
 
 def test_unreadable_groups_are_an_error():

@@ -11,7 +11,6 @@ from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
-from sdy_jax.lowering.targets.axis_rates import cut
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import machines
 from sdy_jax.plan.estimates import flops
@@ -149,5 +148,4 @@ def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[Recorded
 def _bandwidth(record: CollectiveRecord, mesh: Mesh, costs: CostModel) -> float:
     """The bytes per second that a device sends, of the slowest of the links."""
     axes = record.axes or tuple(AxisRef(axis.name) for axis in mesh.axes)
-    parts = (part for axis in axes for part in cut(axis, mesh, costs.major_parts))
-    return min(link.bandwidth for link in (costs.link(part, mesh) for part in parts) if link.size > 1)
+    return min(costs.speeds(axes, mesh))

@@ -24,7 +24,8 @@ EIGHT = Mesh.of(x=8)
 
 FIGURES = [
     # Name, milliseconds of an all_reduce of 1 GiB on eight devices and of a product of 8192 x 8192 matrices, GiB.
-    # With B bytes on the wire, 2 * 7/8 GiB: B / link + 2 * B / HBM + 7 us + 14 hops on GPUs, B / link + 12 us on TPUs.
+    # With B bytes on the wire, 2 * 7/8 GiB: B / link + 2 * B / HBM + 7 us + 14 hops on GPUs, B / links + 5 us + 2 times
+    # the hops on TPUs: a ring through 8 chips of v5e, three lines of 2 x 2 x 2 others with half of a ring's rate.
     ("v100", 16.72, 8.796, 12.0),
     ("a100", 8.158, 3.524, 30.0),
     ("a100-40gb", 8.696, 3.524, 30.0),
@@ -38,11 +39,11 @@ FIGURES = [
     ("gb200", 2.573, 0.4398, 139.5),
     ("b300", 2.573, 0.4887, 202.5),
     ("mi300x", 4.919, 0.8412, 144.0),
-    ("tpu v4", 20.89, 3.998, 30.5),
+    ("tpu v4", 13.93, 3.998, 30.5),
     ("tpu v5e", 20.89, 5.581, 15.75),
-    ("tpu v5p", 10.45, 2.395, 95.73),
+    ("tpu v5p", 6.970, 2.395, 95.73),
     ("tpu v6e", 10.45, 1.198, 31.24),
-    ("tpu v7x", 18.80, 0.9536, 94.74),
+    ("tpu v7x", 12.54, 0.9536, 94.74),
 ]
 
 

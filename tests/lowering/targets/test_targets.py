@@ -37,6 +37,7 @@ from sdy_jax.lowering.targets.target import (
     machine_name,
     register,
 )
+from sdy_jax.lowering.targets.torus import Torus
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.runtime.meshes import Forms
 
@@ -48,7 +49,7 @@ ABACUS = Family(
         "abacus 3": Machine(
             r"abacus (mk )?3( .*)?",
             Chip(flops=1e14, memory=1e12, capacity=2 * GIB, launch=1e-6, product_launch=2e-6, allocated=0.5),
-            Links(1e11, latency=1e-6, start=1e-9, network=Network(1e9, 1e-5), is_torus=True, joins_hosts=True),
+            Links(1e11, latency=1e-6, start=1e-9, network=Network(1e9, 1e-5), torus=Torus(1), joins_hosts=True),
         )
     },
     Compiler(
