@@ -465,6 +465,13 @@ class CostModel:
         parts = [part for axis in axes for part in cut_at(axis, mesh, self.major_parts)]
         return speeds([link for part in parts if (link := self.link(part, mesh)).size > 1])
 
+    def lines(self, mesh: Mesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
+        """As `Target.lines`: how axes lie on the torus of a machine whose chips have no places; none of few chips."""
+        if self.torus_kind is None or mesh.size <= _FEW:
+            return ()
+        found = _lines_of(self, mesh).items()
+        return tuple([(axis, tuple([(line.size, line.dimension) for line in lines])) for axis, lines in found])
+
     @property
     def torus_kind(self) -> Torus | None:
         """That along which the axes of the torus lie; None where each of them is a ring."""
@@ -540,6 +547,10 @@ def _network(hosts: Hosts, mesh: Mesh | None) -> dict[str, float]:
 _SLOW = 4
 """How many times as fast the fastest axis has to be. Published (of machines in `targets/`): networks take 9 to 29 times
 as long as links. Anything between 2 and 9 tells the two apart."""
+
+
+_FEW = 8
+"""Chips of which reduce-scatters stay what they are, however they lie. Measured (`reshard/planner.py`)."""
 
 
 @lru_cache(maxsize=1 << 8)

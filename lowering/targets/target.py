@@ -259,17 +259,18 @@ class Target:
     lines: Lines = ()
 
     @classmethod
-    def of(cls, mesh: AnyMesh, machine: str = "") -> Target:
+    def of(cls, mesh: AnyMesh, machine: str = "", lines: Lines = ()) -> Target:
         """That of a mesh's devices, or of a machine that these stand for, as virtual CPU devices do.
 
         Args:
             mesh: on whose devices the program runs. Their memory counts where it is known.
             machine: the name of the machine whose rates costs are, where they are of one.
+            lines: how the axes would lie on it, where devices have no places.
         """
         family = family_of_machine(machine) if machine else family_of(mesh)
         along_lines = family.compiler.collectives.along_lines
         memory = memory_of(mesh) or (machines()[machine].memory_of() if machine else 0.0)
-        return cls(family, memory, torus_lines(mesh) if along_lines else ())
+        return cls(family, memory, (torus_lines(mesh) or lines) if along_lines else ())
 
     @property
     def compiler(self) -> Compiler:

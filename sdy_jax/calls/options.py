@@ -158,7 +158,9 @@ class Options:
 
     def target(self, mesh: AnyMesh) -> Target:
         """The devices for which plans on a mesh are: its own, or those of the machine whose rates costs are."""
-        return Target.of(mesh, self.costs.machine if self.costs is not None else "")
+        if self.costs is None or not self.costs.machine:
+            return Target.of(mesh)
+        return Target.of(mesh, self.costs.machine, self.costs.lines(mesh_from_jax(mesh)))
 
     def machine_platform(self, mesh: AnyMesh) -> str:
         """The platform by which jax lowers for the machine whose rates costs are; empty where they are of none, or of

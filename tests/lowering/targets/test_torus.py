@@ -5,8 +5,10 @@ import math
 
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from sdy_jax import AxisRef, CostModel, Mesh
+from sdy_jax.calls.options import Options
 from sdy_jax.lowering.targets.rates import Link
 from sdy_jax.lowering.targets.torus import Line, Torus, cut_lines, joined, lines_of_axes
 
@@ -181,3 +183,16 @@ def test_make_mesh_lays_axes_as_it_is_assumed():
             places = np.array([chip.coords[:2] for chip in first])
             along = sorted(len(np.unique(places[:, dim])) for dim in range(2))
             assert along == sorted([line.size for line in lines] + [1] * (2 - len(lines))), (sizes, axis)
+
+
+def test_plans_for_a_machine_know_where_its_chips_would_be():
+    """As of described chips: what `jax.make_mesh` gives for 256 of v5e. Of eight a scatter is one, however they lie."""
+    for sizes, lines in (
+        ({"f": 256}, (("f", ((16, 0), (16, 1))),)),
+        ({"f": 64, "t": 4}, (("f", ((4, 0), (16, 1))), ("t", ((4, 0),)))),
+        ({"x": 8}, ()),
+    ):
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        target = Options(costs=CostModel.of_machine("v5e", list(sizes))).target(mesh)
+        assert target.lines == lines
+    assert not Options(costs=CostModel.of_machine("h100", ["f"])).target(AbstractMesh((64,), ("f",))).lines
