@@ -94,21 +94,21 @@ def not_there(error: BaseException, plan: Plan) -> UnsupportedError | None:
     if (call := _NO_CALL.search(text)) is not None:
         name, platform = call["name"], call["platform"].replace("Host", "cpu")
         return UnsupportedError(
-            f"{_line_of(plan, _is_called(name))}: stablehlo.custom_call @{name}: no function of this name is registered for "
-            f"{platform} devices; to fix: register it before, by jax.ffi.register_ffi_target({name!r}, ..., "
-            f"platform={platform!r}), or run the program where it is"
+            f"{_line_of(plan, _is_called(name))}: stablehlo.custom_call @{name}: no function of this name is "
+            f"registered for {platform} devices; to fix: register it before, by jax.ffi.register_ffi_target({name!r}, "
+            f"..., platform={platform!r}), or run the program where it is"
         )
     if (elements := _NO_ELEMENTS.search(text)) is not None:
         line = _line_of(plan, lambda op: elements["value"] in str(op.attribute("value")))
         return UnsupportedError(
-            f"{line}: the elements of a constant are not in the program, or are sparse ({elements['value'].strip('<')}); "
+            f"{line}: the elements of a constant are sparse, or not in the program ({elements['value'].strip('<')}); "
             "to fix: write all of them, as dense<...>, or print the program with none elided"
         )
     if (op := _NO_OP.search(text)) is not None:
         name = op["name"]
         return UnsupportedError(
-            f"{_line_of(plan, _is_called(name))}: {name}: XLA cannot compile an op of the dialect `{name.partition('.')[0]}`; to "
-            "fix: lower it to StableHLO by that dialect's own passes"
+            f"{_line_of(plan, _is_called(name))}: {name}: XLA cannot compile an op of the dialect "
+            f"`{name.partition('.')[0]}`; to fix: lower it to StableHLO by that dialect's own passes"
         )
     return None
 

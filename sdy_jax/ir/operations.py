@@ -143,8 +143,8 @@ def main_of(functions: Mapping[str, T], module: ir.Operation) -> T:
     inner = [source_line(op.location) for op in top_level(module, "builtin.module")]
     if inner and not functions:
         raise UnsupportedError(
-            f"the text has {len(inner)} modules in it, at {', '.join(inner)}, and a program is one; to fix: give one of "
-            "them, or name a function that one of them defines: function= (--function)"
+            f"the text has {len(inner)} modules in it, at {', '.join(inner)}, and a program is one; to fix: give one "
+            "of them, or name a function that one of them defines: function= (--function)"
         )
     known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
     raise UnsupportedError(

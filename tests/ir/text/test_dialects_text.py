@@ -339,7 +339,7 @@ func.func @f(%x: tensor<4x3xf32>) -> tensor<4x6xf32> {
         (
             "%1 = stablehlo.custom_call @f(%0) : (T) -> !foo.bar",
             (4, 8),
-            "a type or attribute of the unknown dialect `foo`",
+            "a type or attribute of the unknown dialect",
         ),
         ('%1 = "mesh.all_gather"(%0) ({}) : (T) -> T', (4, 30), "mesh.all_gather: expected `:`, got `(`"),
         (
