@@ -190,11 +190,11 @@ def name_in(text: str, position: Position, result: int | None) -> str | None:
 
 
 class Source:
-    """A text that may have mesh and shard ops, and attributes of dialects that nobody knows, which are carried through.
-    `parsed` is the text for jaxlib.
+    """A text that may have mesh and shard ops. `parsed` is the text for jaxlib.
 
     Raises:
-      AssemblyError: a statement is wrong.
+      AssemblyError: a statement is wrong, or the text has values of types of a dialect that is not known. Attributes of
+        such a dialect are carried through.
     """
 
     def __init__(self, text: str, context: ir.Context):
@@ -243,15 +243,26 @@ _OTHER_OP = re.compile(r'//[^\n]*|"(?P<dialect>[A-Za-z_]\w*)\.[\w.]+"\s*\(')
 
 
 def _carried(text: str) -> Iterator[str]:
-    """The dialects that attributes and types are of, and ops in the generic form."""
-    yield from (dialect for _, dialect in foreign(text))
+    """The dialects that attributes are of, types as attributes as well, and ops in the generic form."""
+    yield from (dialect for offset, dialect in foreign(text) if _is_attribute(text, offset))
     yield from (match["dialect"] for match in _OTHER_OP.finditer(text) if match["dialect"])
 
 
 def _rewritten(text: str, context: ir.Context) -> Rewritten:
     """The text for jaxlib, with a context that takes what is in it."""
+    for offset, dialect in foreign(text):
+        if not _is_attribute(text, offset) and not _is_known(dialect, context):
+            raise AssemblyError(f"unknown dialect `{dialect}`", offset)
     context.allow_unregistered_dialects = True
     return rewrite(text)
+
+
+def _is_attribute(text: str, offset: int) -> bool:
+    """Whether an attribute or type at a place is an attribute, as in `{my.type = !my.type<i32>}`."""
+    end = offset
+    while end and text[end - 1].isspace():
+        end -= 1
+    return text[offset] == "#" or text[end - 1 : end] == "="
 
 
 def _is_known(dialect: str, context: ir.Context) -> bool:

@@ -336,11 +336,7 @@ func.func @f(%x: tensor<4x3xf32>) -> tensor<4x6xf32> {
         ('"shard.mesh"() : () -> ()', (4, 3), "shard.mesh: the shard dialect has no such op; it has grid, grid_shape"),
         ('"foo.bar"() : () -> ()', (4, 3), "foo.bar: unknown dialect `foo`"),
         ('"foo.bar"() : () -> () loc("x":1:2)', (4, 3), "foo.bar: unknown dialect `foo`"),
-        (
-            "%1 = stablehlo.custom_call @f(%0) : (T) -> !foo.bar",
-            (4, 8),
-            "a type or attribute of the unknown dialect",
-        ),
+        ("%1 = stablehlo.negate %0 : !foo.bar", (4, 30), "unknown dialect `foo`"),
         ('%1 = "mesh.all_gather"(%0) ({}) : (T) -> T', (4, 30), "mesh.all_gather: expected `:`, got `(`"),
         (
             '%1 = "mesh.all_gather"(%0) <{a = 1}> {a = 2} : () -> ()',
