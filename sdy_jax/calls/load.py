@@ -25,6 +25,7 @@ from sdy_jax.base.files import refusal
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.calls.entry_points import part_with, parted, program_module
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
+from sdy_jax.ir.frontend_attributes import settle_frontend_shardings
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh
@@ -426,6 +427,7 @@ def _from_module(module: ir.Module, function: str | None) -> Program:
     # A copy of its own: an operation does not keep its module object alive.
     settle_constants(module.operation)
     operation = program_module(module.operation, function)
+    settle_frontend_shardings(operation)
     graph = Graph(operation)
     results = tuple(map(_type_of, graph.outputs))
     tree = jax.tree.structure(0 if len(results) == 1 else (0,) * len(results))

@@ -341,3 +341,21 @@ func.func @main(%a: {T}) -> {T} {{
 }}"""
     with pytest.raises(sdy.SdyError, match=f"name replica 1, and a partitioned program is one replica.*{missing}"):
         sdy.partition(sdy.loads(text)).plan(X)
+
+
+def test_shardings_in_frontend_attributes_are_those_of_the_program() -> None:
+    text = rf"""
+module attributes {{mhlo.frontend_attributes = {{xla.sdy.meshes = "{{ring = #sdy.mesh<[\22x\22=2, \22y\22=4]>}}"}}}} {{
+  func.func @main(%a: {T} {{mhlo.frontend_attributes = {{
+        xla.sdy.sharding = "#sdy.sharding<@ring, [{{\22x\22}}, {{}}]>"}},
+      mhlo.sharding = "{{devices=[2,1,4]<=[8] last_tile_dim_replicate}}", ttir.name = "a"}}) -> {T} {{
+    %0 = stablehlo.tanh %a : {T}
+    %1 = stablehlo.custom_call @xla.sdy.FuncResultSharding(%0) {{has_side_effect = true, mhlo.frontend_attributes =
+      {{xla.sdy.sharding = "#sdy.sharding_per_value<[<@ring, [{{}}, {{\22y\22}}]>]>"}}}} : ({T}) -> {T}
+    return %1 : {T}
+  }}
+}}"""
+    run = sdy.partition(sdy.loads(text))
+    np.testing.assert_allclose(run(X), np.tanh(X), rtol=1e-5)
+    report = str(run.plan(X))
+    assert "on mesh x=2, y=4" in report and "f32[16@x,4]" in report and "f32[16,4@y]" in report
