@@ -10,7 +10,7 @@ Regions must not use values from outside; ops whose regions do (loops, branches)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from jax.interpreters import batching, mlir
 
 from sdy_jax.base.errors import InternalError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
+from sdy_jax.base.jax_primitives import FFI_EFFECT
 from sdy_jax.ir.attributes import REDUCTION, reduction_attributes
 from sdy_jax.ir.call_stacks import CallStack, alike_from_start, call_stack, called_through, callers, inside_of
 from sdy_jax.ir.collectives import REDUCING
@@ -119,7 +120,8 @@ def re_emit(
     result_types = [_local_type(v, s) for v, s in zip(op.results, shapes, strict=True)]
     text = _module_text(op, operand_types, result_types, attributes or {})
     label = call_stack(op.mlir.location).primitive or op.name
-    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text, label=label)
+    does = op.name == "stablehlo.custom_call" and op.flag("has_side_effect")
+    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text, label=label, does=does)
 
 
 def _aval(value: Value, shape: Sequence[int]) -> Any:
@@ -191,9 +193,10 @@ stablehlo_op_p = Primitive("stablehlo_op")
 stablehlo_op_p.multiple_results = True
 
 
-@stablehlo_op_p.def_abstract_eval
-def _abstract(*operands: Any, name: str, avals: tuple, text: str, label: str = "") -> list:
-    return list(avals)
+@stablehlo_op_p.def_effectful_abstract_eval
+def _abstract(*_: Any, avals: tuple, does: bool = False, **__: Any) -> tuple[list, Set[Any]]:
+    """`does`: the op does more than compute its results, so that it runs where nobody uses them."""
+    return list(avals), {FFI_EFFECT} if does else set()
 
 
 @stablehlo_op_p.def_impl
@@ -202,7 +205,7 @@ def _run(*operands: Any, **parameters: Any) -> list[jax.Array]:
 
 
 def _lower(
-    ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, avals: tuple, text: str, label: str = ""
+    ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, text: str, label: str = "", **_: Any
 ) -> list[ir.Value]:
     context = ctx.module_context.context
     module = ir.Module.parse(text, context)

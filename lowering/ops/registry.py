@@ -20,6 +20,7 @@ from sdy_jax.ir.meshes import Axes, AxisRef, Mesh
 from sdy_jax.ir.operations import CONSTRAINTS
 from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.runtime.meshes import RefinedMesh
+from sdy_jax.shardy.rules.custom_calls import OF_XLA_PARTITIONER
 from sdy_jax.shardy.rules.registry import names
 
 # The registries of facts about running an op on shards.
@@ -162,11 +163,16 @@ _GSPMD = (
     "a manual region of GSPMD (SPMDFullToShardShape, SPMDShardToFullShape) names no mesh; to fix: export the program "
     "with jax_use_shardy_partitioner on, which writes an sdy.manual_computation"
 )
+_OF_PARTITIONER = (
+    "is expanded by XLA's own partitioner alone, and no device can run it; to fix: write it in StableHLO, as slices "
+    "and a stablehlo.concatenate, or a stablehlo.pad"
+)
 REJECTED = {
     "stablehlo.infeed": "infeed is not supported; pass the data as an argument",
     "stablehlo.outfeed": "outfeed is not supported; return the data",
     "SPMDFullToShardShape": _GSPMD,
     "SPMDShardToFullShape": _GSPMD,
+    **{target: f"stablehlo.custom_call @{target} {_OF_PARTITIONER}" for target in OF_XLA_PARTITIONER},
     "xla_python_cpu_callback": _CALLBACK,
     "xla_python_gpu_callback": _CALLBACK,
     "xla_ffi_python_cpu_callback": _CALLBACK,

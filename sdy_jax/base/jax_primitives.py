@@ -250,9 +250,11 @@ def on_checkify(
 #
 # * `ffi_call_p` with its lowering, and its rule under `vmap`: JAX forgets how many dimensions that put in front of
 #   what a call takes and makes. From now on calls say so, in a parameter that JAX's own rules pass by.
+# * `FFI_EFFECT`: that of calls which do more than compute their results.
 
 ffi_call_p: Primitive = ffi.ffi_call_p
 lower_ffi_call = ffi.ffi_call_lowering
+FFI_EFFECT = ffi.FfiEffect()
 
 BATCH_DIMENSIONS = "num_batch_dims"
 """The parameter; it is not there where there are none."""

@@ -23,23 +23,24 @@ from sdy_jax.annotate.trees import by_argument
 from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.base.files import refusal
 from sdy_jax.base.jax_calls import api_boundary
+from sdy_jax.calls.entry_points import part_with, parted, program_module
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
+from sdy_jax.ir.frontend_attributes import settle_frontend_shardings
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import (
     body_of,
     copied,
-    functions,
     main_function,
     module_meshes,
     post_order,
-    references,
     replace_op,
 )
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.ir.text.modules import SourceError, new_context, text_module
+from sdy_jax.ir.text.resources import settle_constants
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.ir.verification import verify_module
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
@@ -306,7 +307,12 @@ def _drop(op: ir.Operation, *names: str) -> None:
 
 @api_boundary
 def load(
-    source: str | os.PathLike[str] | bytes, *, shardings: bool = True, any_platform: bool = False, strict: bool = True
+    source: str | os.PathLike[str] | bytes,
+    *,
+    function: str | None = None,
+    shardings: bool = True,
+    any_platform: bool = False,
+    strict: bool = True,
 ) -> Program:
     """A program from a file: one to look at, to run passes on, and to partition.
 
@@ -317,6 +323,9 @@ def load(
 
     Args:
         source: a path, `-` for standard input, or the bytes themselves. For text there is `loads`.
+        function: the function that the program begins at, by its name; None: the only one, or `main`. What it does not
+            call is left out. Where lines `// -----` part a text into modules, or it has modules in it, the one that
+            defines the function is taken.
         shardings: keep the shardings and meshes that the program has. Without them it can be partitioned on any mesh.
         any_platform: let a `jax.export` file run on platforms that it was not exported for. Right where it holds
             nothing but StableHLO; calls of a platform's libraries will not be found.
@@ -349,20 +358,24 @@ def load(
     kind = recognise(data, file)
     with damage_noticed(file):
         if kind is ArtifactKind.EXPORTED:
+            if function is not None:
+                raise ArgumentError(f"{file}: a jax.export file has one function; to fix: leave out function=")
             program = _from_exported(exported_of(data, file), file, any_platform)
+        elif kind is ArtifactKind.TEXT:
+            program = _from_text(data.decode(), file, function, strict)
         else:
-            program = _from_module(_module_of(data, kind, file, strict))
+            program = _from_module(binary_module(data, new_context(), file), function)
     return program if shardings else _without_shardings(program)
 
 
 @api_boundary
-def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
+def loads(text: str, *, function: str | None = None, shardings: bool = True, strict: bool = True) -> Program:
     """A program from MLIR text: `load` for a string that is the program, not the path of one.
 
     Args:
         text: StableHLO, with or without SDY and the mesh and shard dialects, whose ops may be in the pretty or in the
             generic form.
-        shardings, strict: as for `load`.
+        function, shardings, strict: as for `load`.
 
     Returns:
         The program. One on local arrays, which communicates itself, runs by `sdy_jax.shard.run_local(program)`.
@@ -391,15 +404,16 @@ def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
     if not text.strip():
         raise SourceError("this is empty; expected the text of a program", "<text>")
     with damage_noticed("<text>"):
-        program = _from_module(text_module(text, new_context(), "<text>", strict))
+        program = _from_text(text, "<text>", function, strict)
     return program if shardings else _without_shardings(program)
 
 
-def _module_of(data: bytes, kind: ArtifactKind, file: str, strict: bool) -> ir.Module:
-    context = new_context()
-    if kind is ArtifactKind.TEXT:
-        return text_module(data.decode(), context, file, strict)
-    return binary_module(data, context, file)
+def _from_text(text: str, file: str, function: str | None, strict: bool) -> Program:
+    try:
+        module = text_module(part_with(text, function), new_context(), file, strict)
+    except SourceError as error:
+        raise parted(error, text) from None
+    return _from_module(module, function)
 
 
 def _without_shardings(program: Program) -> Program:
@@ -409,9 +423,11 @@ def _without_shardings(program: Program) -> Program:
     return replace(program, module=module, mesh=Mesh(()), mesh_name="")
 
 
-def _from_module(module: ir.Module) -> Program:
+def _from_module(module: ir.Module, function: str | None) -> Program:
     # A copy of its own: an operation does not keep its module object alive.
-    operation = copied(module)
+    settle_constants(module.operation)
+    operation = program_module(module.operation, function)
+    settle_frontend_shardings(operation)
     graph = Graph(operation)
     results = tuple(map(_type_of, graph.outputs))
     tree = jax.tree.structure(0 if len(results) == 1 else (0,) * len(results))
@@ -425,7 +441,7 @@ def _from_module(module: ir.Module) -> Program:
         out_info=results,
         in_tree=jax.tree.structure(((0,) * len(graph.arguments), {})),
         out_tree=tree,
-        name=_name(operation),
+        name=function or _name(operation),
     )
 
 
@@ -507,36 +523,16 @@ def _paths(tree: Any, root: str) -> tuple[str, ...]:
     return tuple(leaf.path for leaf in match_prefix(None, whole, root, ""))
 
 
-def _keep_reached(module: ir.Operation) -> None:
-    """Erases the functions that main does not call, directly or through others."""
-    known = functions(module)
-    if not known:
-        return
-    waiting = [main_function(module)]
-    reached = set(waiting)
-    while waiting:
-        called = {known[name] for name in references(waiting.pop()) if name in known} - reached
-        reached |= called
-        waiting += called
-    for function in known.values():
-        if function not in reached:
-            function.erase()
-
-
 def _own_mesh(module: ir.Operation) -> tuple[Mesh, str]:
-    """The mesh that the shardings of a module are on, and its symbol: the first with axes, or else a declared one.
-
-    What main does not call says nothing of the mesh on which main is.
-    """
-    meshes, reached = module_meshes(module), copied(module)
-    _keep_reached(reached)
+    """The mesh that the shardings of a module are on, and its symbol: the first with axes, or else a declared one."""
+    meshes = module_meshes(module)
     used: dict[str | Mesh, None] = {}
 
     def seen(sharding: TensorSharding) -> TensorSharding:
         used[sharding.mesh] = None
         return sharding
 
-    map_shardings(reached, seen)
+    map_shardings(copied(module), seen)
 
     def named(mesh: str | Mesh) -> tuple[Mesh, str]:
         return (meshes[mesh], mesh) if isinstance(mesh, str) else (mesh, "")

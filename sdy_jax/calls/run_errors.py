@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.base.jax_tracing import mesh_in_context
 from sdy_jax.calls.planned_function import PlannedFunction
+from sdy_jax.ir.graph import Op
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.locations import raising_line, short_source
 from sdy_jax.plan.notices import held_text
@@ -83,6 +84,7 @@ def explained(error: ArithmeticError, name: str) -> ArithmeticError:
 _NO_CALL = re.compile(
     r"(?:custom call to|handler registered for) \"?(?P<name>[\w.$:]+?)\"? (?:for|on a platform) (?P<platform>\w+)"
 )
+_NO_ELEMENTS = re.compile(r"Only dense elements.*?<\{value = (?P<value>dense_resource<[^>]*>|sparse<)", re.DOTALL)
 _NO_OP = re.compile(r"'(?P<name>\w+\.[\w.]+)' op unsupported op for export to XLA")
 
 
@@ -92,23 +94,33 @@ def not_there(error: BaseException, plan: Plan) -> UnsupportedError | None:
     if (call := _NO_CALL.search(text)) is not None:
         name, platform = call["name"], call["platform"].replace("Host", "cpu")
         return UnsupportedError(
-            f"{_line_of(plan, name)}: stablehlo.custom_call @{name}: no function of this name is registered for "
-            f"{platform} devices; to fix: register it before, by jax.ffi.register_ffi_target({name!r}, ..., "
-            f"platform={platform!r}), or run the program where it is"
+            f"{_line_of(plan, _is_called(name))}: stablehlo.custom_call @{name}: no function of this name is "
+            f"registered for {platform} devices; to fix: register it before, by jax.ffi.register_ffi_target({name!r}, "
+            f"..., platform={platform!r}), or run the program where it is"
+        )
+    if (elements := _NO_ELEMENTS.search(text)) is not None:
+        line = _line_of(plan, lambda op: elements["value"] in str(op.attribute("value")))
+        return UnsupportedError(
+            f"{line}: the elements of a constant are sparse, or not in the program ({elements['value'].strip('<')}); "
+            "to fix: write all of them, as dense<...>, or print the program with none elided"
         )
     if (op := _NO_OP.search(text)) is not None:
         name = op["name"]
         return UnsupportedError(
-            f"{_line_of(plan, name)}: {name}: XLA cannot compile an op of the dialect `{name.partition('.')[0]}`; to "
-            "fix: lower it to StableHLO by that dialect's own passes"
+            f"{_line_of(plan, _is_called(name))}: {name}: XLA cannot compile an op of the dialect "
+            f"`{name.partition('.')[0]}`; to fix: lower it to StableHLO by that dialect's own passes"
         )
     return None
 
 
-def _line_of(plan: Plan, name: str) -> str:
-    """The line of the first op of a name, or custom call of a target."""
-    ops = (op for op in plan.graph.main.walk() if name in (op.name, op.text("call_target_name")))
-    found = next(ops, None)
+def _is_called(name: str) -> Callable[[Op], bool]:
+    """Whether an op has this name, or is a custom call of this target."""
+    return lambda op: name in (op.name, op.text("call_target_name"))
+
+
+def _line_of(plan: Plan, is_it: Callable[[Op], bool]) -> str:
+    """The line of the first op that it is."""
+    found = next(filter(is_it, plan.graph.main.walk()), None)
     return plan.source if found is None else short_source(found.source)
 
 

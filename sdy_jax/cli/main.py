@@ -380,6 +380,12 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 def _add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", metavar="PROGRAM", help="a file or a function")
     parser.add_argument(
+        "--function",
+        metavar="NAME",
+        help="the function of a file with MLIR that the program begins at; default: the only one, or @main. Of modules "
+        "between lines `// -----`, and of modules in one another, the one that defines it is taken",
+    )
+    parser.add_argument(
         "--mesh",
         metavar="AXES",
         action="append",

@@ -102,7 +102,8 @@ def job_of(options: argparse.Namespace) -> Job:
 def _file_job(options: argparse.Namespace) -> Job:
     with explained(_file_name(options)):
         check_no_python(options.program)
-        program = load(options.program, shardings=not options.drop_shardings, any_platform=options.any_platform)
+        said = {"function": options.function, "any_platform": options.any_platform}
+        program = load(options.program, shardings=not options.drop_shardings, **said)
     if is_local(program.module):
         return _local_job(program, options)
     mesh = _mesh(options, program)
@@ -241,6 +242,8 @@ def _donated(text: str | None) -> dict[str, Any]:
 
 
 def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
+    if options.function:
+        raise UsageError(f"--function is for files with MLIR, and {options.program} names its function itself")
     meshes = [parse_mesh(text) for text in options.mesh or ()]
     sizes = [mesh.size for mesh in meshes]
     _request(options, max(options.devices or 1, *sizes, 1))  # before the module makes arrays

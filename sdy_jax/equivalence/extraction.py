@@ -20,6 +20,7 @@ from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.custom_ops import AFTER, KERNEL, ROUNDED, Kernel, KernelBlocks, function_of, target_of, title_of
 from sdy_jax.ir.graph import OWN_TARGETS, Graph, Op, Value
 from sdy_jax.ir.operations import (
+    body_of,
     copied,
     main_function,
     module_of,
@@ -238,6 +239,8 @@ def on_whole_arrays(module: ir.Operation) -> ir.Operation:
                 replace_op(op, [op.operands[0]])
             elif op.name in dropped:
                 op.erase()
+            elif op.name == "sdy.named_computation":
+                _take_out(op)
             elif op.name == "sdy.constant":
                 _forget(op)
                 replace_op(op, list(_plain_constant(op).results))
@@ -245,6 +248,19 @@ def on_whole_arrays(module: ir.Operation) -> ir.Operation:
                 _forget(op)
         expand_own_ops(module)
     return module
+
+
+def _take_out(op: ir.Operation) -> None:
+    """Puts the body of a named computation, which computes on whole values, in its place."""
+    body = body_of(op)
+    for argument, operand in zip(body.arguments, op.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *inner, terminator = [each.operation for each in body.operations]
+    for each in inner:
+        each.move_before(op)
+    returned = list(terminator.operands)
+    terminator.erase()
+    replace_op(op, returned)
 
 
 def is_manual(module: ir.Operation) -> bool:

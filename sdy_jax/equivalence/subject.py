@@ -27,7 +27,9 @@ from sdy_jax.ir.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.ir.custom_ops import Kernel, kept_in
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.meshes import Mesh, MeshAxis
-from sdy_jax.ir.operations import body_of, copied, named, top_level
+from sdy_jax.ir.operations import body_of, copied, named, symbol, top_level
+from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.passes.calls import inline_calls
 
@@ -363,7 +365,7 @@ def on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
     if program.mesh.axes == mesh.axes:
         return program
     module = copied(program.module)
-    meshes = top_level(module, "sdy.mesh")
+    meshes = _meshes_in_use(module)
     about = (
         (bool(named(module, "sdy.manual_computation")), "computes on blocks of its own mesh"),
         (bool(_PART.search(module.get_asm(large_elements_limit=0))), "splits by parts of axes"),
@@ -378,6 +380,20 @@ def on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
     if not own:
         _declare(module, name, mesh)
     return replace(program, module=module, mesh=mesh, mesh_name=name)
+
+
+def _meshes_in_use(module: ir.Operation) -> list[ir.Operation]:
+    """The meshes that a sharding names; all of them where none does. Others are erased."""
+    known, used = {symbol(op): op for op in top_level(module, "sdy.mesh")}, set()
+
+    def seen(sharding: TensorSharding) -> TensorSharding:
+        used.add(sharding.mesh)
+        return sharding
+
+    map_shardings(module, seen)
+    for name in known.keys() - used if known.keys() & used else ():
+        known.pop(name).erase()
+    return list(known.values())
 
 
 def _axes(op: ir.Operation) -> tuple[MeshAxis, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from jax.extend.mlir import ir
@@ -143,11 +143,27 @@ def main_of(functions: Mapping[str, T], module: ir.Operation) -> T:
     inner = [source_line(op.location) for op in top_level(module, "builtin.module")]
     if inner and not functions:
         raise UnsupportedError(
-            f"the text has {len(inner)} modules in it, at {', '.join(inner)}, and a program is one, in no other; to "
-            "fix: give one of them (sdy-jax opt --split-input-file takes each of those between lines `// -----`)"
+            f"the text has {len(inner)} modules in it, at {', '.join(inner)}, and a program is one; to fix: give one "
+            "of them, or name a function that one of them defines: function= (--function)"
         )
     known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
-    raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
+    raise UnsupportedError(
+        f"the module has {known}, so it is not known where it starts; to fix: name a function @main, or "
+        "say which one it is: function= (--function)"
+    )
+
+
+def check_bodies(functions: Iterable[ir.Operation]) -> None:
+    """
+    Raises:
+        UnsupportedError: one of these functions is declared only; what it does with its arguments is not known.
+    """
+    for function in functions:
+        if not len(function.regions[0].blocks):
+            raise UnsupportedError(
+                f"function @{symbol(function)} is declared without a body, at {source_line(function.location)}; "
+                "to fix: define it, or call what it does by stablehlo.custom_call"
+            )
 
 
 def function_type(function: ir.Operation) -> ir.FunctionType:

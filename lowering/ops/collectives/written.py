@@ -89,15 +89,17 @@ def device_groups(op: Op, mesh: Mesh) -> Groups:
     """The groups of a StableHLO collective, in a program of one replica whose partitions are the devices of `mesh`.
 
     Raises:
-        UnsupportedError: not every device is in exactly one group, groups differ in size, or they are given by axes
-            that the mesh does not have.
+        UnsupportedError: not every device is in exactly one group, groups differ in size, they are given by axes that
+            the mesh does not have, or name replicas that there are not.
     """
     everybody = tuple(range(mesh.size))
     if op.key == RAGGED:
         return _ragged_groups(op, mesh)
     if not _has_channel(op):
+        _check_replicas(op, "replica_groups", "a channel_handle with a positive handle")
         return tuple((position,) for position in everybody)  # the groups are of replicas, and there is only one
     if op.name in _REPLICAS_TIMES_PARTITIONS and "use_global_device_ids" not in op.attributes:
+        _check_replicas(op, "replica_groups", "use_global_device_ids")
         return (everybody,)  # the groups are of replicas, each with all its partitions
     given = op.attributes.get("replica_groups")
     if "replica_group_mesh_axes" in str(given):
@@ -107,6 +109,16 @@ def device_groups(op: Op, mesh: Mesh) -> Groups:
         return (everybody,)
     width = given.type.shape[1]  # type: ignore[union-attr]
     return _of_all_devices(op, tuple(_positions(ids[i : i + width], mesh) for i in range(0, len(ids), width)), mesh)
+
+
+def _check_replicas(op: Op, attribute: str, missing: str) -> None:
+    given = op.attributes.get(attribute)
+    named = [] if given is None or "mesh_axes" in str(given) else op.ints(attribute)
+    if any(number > 0 for number in named):
+        raise UnsupportedError(
+            f"{attribute} of {op.name} name replica {max(named)}, and a partitioned program is one replica, 0; to fix: "
+            f"give the op {missing}, by which they name devices"
+        )
 
 
 def _ragged_groups(op: Op, mesh: Mesh) -> Groups:
@@ -137,6 +149,7 @@ def device_pairs(op: Op, mesh: Mesh) -> list[tuple[int, int]]:
     """The (sender, receiver) mesh positions of a StableHLO `collective_permute`."""
     ids = op.ints("source_target_pairs")
     if not _has_channel(op):
+        _check_replicas(op, "source_target_pairs", "a channel_handle with a positive handle")
         return [(p, p) for p in range(mesh.size)] if ids else []  # pairs of replicas, of which there is one
     positions = _positions(ids, mesh)
     return list(zip(positions[::2], positions[1::2], strict=True))
@@ -190,7 +203,10 @@ def _check_groups(op: Op, mesh: Mesh) -> str | None:
 
 @check("stablehlo.collective_permute")
 def _check_pairs(op: Op, mesh: Mesh) -> str | None:
-    pairs = device_pairs(op, mesh)
+    try:
+        pairs = device_pairs(op, mesh)
+    except UnsupportedError as error:
+        return str(error)
     if any(position < 0 for pair in pairs for position in pair):
         return f"{op.name} names devices that the mesh {mesh} does not have"
     return _spanning(op, mesh, pairs)

@@ -16,7 +16,14 @@ from sdy_jax.base.errors import ParseError, SdyError
 from sdy_jax.ir.attributes import REDUCTION, SAYABLE
 from sdy_jax.ir.shardings import REDUCTION_KINDS
 from sdy_jax.ir.text.cursor import NO_BRACKET, STRING, STRING_OR_COMMENT, AssemblyError, Lines, Position, closing
-from sdy_jax.ir.text.translation import Source, name_in, parsed_position, unknown, unknown_ops
+from sdy_jax.ir.text.translation import (
+    Source,
+    name_in,
+    of_other_dialect,
+    of_unknown_dialects,
+    parsed_position,
+    unknown,
+)
 from sdy_jax.ir.validity import DOCUMENTED_RULES, RULES, RuleError
 from sdy_jax.ir.verification import explain, verify_module
 
@@ -217,8 +224,8 @@ def parse_module(text: str, context: ir.Context, file: str = "-") -> ir.Module:
     except ir.MLIRError as error:
         raise _source_error(error, source, file) from None
     source.settle(module, file)
-    for op, message in unknown_ops(module):
-        raise error_at(SdyError(message), str(op.location), text, file)
+    for location, message in of_unknown_dialects(module):
+        raise error_at(SdyError(message), str(location), text, file)
     return module
 
 
@@ -270,7 +277,7 @@ def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError
         return SourceError(unknown(other_op["name"]), file, position, _excerpt(text, position))
     other_type = _OTHER_TYPE.search(first.message)
     if other_type is not None:
-        return SourceError(_of_other_dialect(other_type["dialect"]), file, position, _excerpt(text, position))
+        return SourceError(of_other_dialect(other_type["dialect"]), file, position, _excerpt(text, position))
     shown = _with_found(first.message, text, position) + _meant(first.message)
     # The text of the op that is wrong begins with its name; it can be long.
     context = [*(o.message for o in others if _follows(o.message)), *(note.message[:_OF_NOTE] for note in first.notes)]
@@ -292,13 +299,6 @@ _OTHER_TYPE = re.compile(
 )
 _UNKNOWN_OP = re.compile(r"custom op '(?P<name>[\w.$]+)' is unknown")
 _MESH_LINE = re.compile(rf"{STRING_OR_COMMENT}|\bsdy\.mesh\s+(?P<found>(?:{_SYMBOL})\s*=\s*<[^>]*>)")
-
-
-def _of_other_dialect(dialect: str) -> str:
-    return (
-        f"a type or attribute of the unknown dialect `{dialect}`; to fix: lower the program to StableHLO by that "
-        "dialect's own passes"
-    )
 
 
 def _meant(message: str) -> str:

@@ -193,8 +193,8 @@ class Source:
     """A text that may have mesh and shard ops. `parsed` is the text for jaxlib.
 
     Raises:
-      AssemblyError: a statement is wrong, or the text has types of a dialect that is not known. Attributes of such a
-        dialect are carried through.
+      AssemblyError: a statement is wrong, or the text has values of types of a dialect that is not known. Attributes of
+        such a dialect are carried through.
     """
 
     def __init__(self, text: str, context: ir.Context):
@@ -243,18 +243,26 @@ _OTHER_OP = re.compile(r'//[^\n]*|"(?P<dialect>[A-Za-z_]\w*)\.[\w.]+"\s*\(')
 
 
 def _carried(text: str) -> Iterator[str]:
-    """The dialects that attributes are of, and ops in the generic form."""
-    yield from (dialect for offset, dialect in foreign(text) if text[offset] == "#")
+    """The dialects that attributes are of, types as attributes as well, and ops in the generic form."""
+    yield from (dialect for offset, dialect in foreign(text) if _is_attribute(text, offset))
     yield from (match["dialect"] for match in _OTHER_OP.finditer(text) if match["dialect"])
 
 
 def _rewritten(text: str, context: ir.Context) -> Rewritten:
     """The text for jaxlib, with a context that takes what is in it."""
     for offset, dialect in foreign(text):
-        if text[offset] == "!" and not _is_known(dialect, context):
+        if not _is_attribute(text, offset) and not _is_known(dialect, context):
             raise AssemblyError(f"unknown dialect `{dialect}`", offset)
     context.allow_unregistered_dialects = True
     return rewrite(text)
+
+
+def _is_attribute(text: str, offset: int) -> bool:
+    """Whether an attribute or type at a place is an attribute, as in `{my.type = !my.type<i32>}`."""
+    end = offset
+    while end and text[end - 1].isspace():
+        end -= 1
+    return text[offset] == "#" or text[end - 1 : end] == "="
 
 
 def _is_known(dialect: str, context: ir.Context) -> bool:
@@ -265,13 +273,30 @@ def _is_known(dialect: str, context: ir.Context) -> bool:
     return True
 
 
-def unknown_ops(module: ir.Module) -> Iterator[tuple[ir.Operation, str]]:
-    """The ops that neither jaxlib knows nor the two dialects have, and what to say of each."""
-    if not module.context.allow_unregistered_dialects:
+def of_unknown_dialects(module: ir.Module) -> Iterator[tuple[ir.Location, str]]:
+    """Where a module has ops that neither jaxlib knows nor the two dialects have, and values of types that nobody
+    knows, and what to say of each."""
+    context = module.context
+    if not context.allow_unregistered_dialects:
         return
+    types: dict[ir.Type, str | None] = {}
     for op in pre_order(module.operation):
-        if op.name not in OPS and not module.context.is_registered_operation(op.name):
-            yield op, unknown(op.name)
+        if op.name not in OPS and not context.is_registered_operation(op.name):
+            yield op.location, unknown(op.name)
+        arguments = (value for region in op.regions for block in region.blocks for value in block.arguments)
+        for value in (*arguments, *op.results):
+            if value.type not in types:
+                types[value.type] = next((d for _, d in foreign(str(value.type)) if not _is_known(d, context)), None)
+            if (dialect := types[value.type]) is not None:
+                yield value.location, of_other_dialect(dialect)
+
+
+def of_other_dialect(dialect: str) -> str:
+    """What to say of a type or attribute of a dialect that nobody knows."""
+    return (
+        f"a type or attribute of the unknown dialect `{dialect}`; to fix: lower the program to StableHLO by that "
+        "dialect's own passes"
+    )
 
 
 # Modules with mesh and shard ops as text: in the dialects' pretty forms, or in the form that other tools want.

@@ -7,11 +7,10 @@ from typing import Literal, Protocol, Self, TypeVar, overload
 
 from jax.extend.mlir import ir
 
-from sdy_jax.base.errors import ParseError, UnsupportedError
+from sdy_jax.base.errors import ParseError
 from sdy_jax.base.extensions import load_extensions
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import copied, functions, op_names
+from sdy_jax.ir.operations import check_bodies, copied, functions, op_names
 from sdy_jax.ir.text.modules import new_context, parse_module
 from sdy_jax.ir.text.translation import module_text
 from sdy_jax.shardy.passes.registry import (
@@ -310,7 +309,7 @@ def run_pipeline(module: ir.Operation, pipeline: Pipeline, after: After | None =
     """
     passes = parse(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
     if any(each.name.startswith("sdy-") for each in passes):
-        _check_bodies(module)
+        check_bodies(functions(module).values())
     present: Set[str] = frozenset()
     for each in passes:
         if each.seeks:
@@ -320,16 +319,6 @@ def run_pipeline(module: ir.Operation, pipeline: Pipeline, after: After | None =
             present = frozenset()
         if after is not None:
             after(each, module)
-
-
-def _check_bodies(module: ir.Operation) -> None:
-    """Raises an error for functions without a body: what they do with their arguments is not known."""
-    for name, function in functions(module).items():
-        if not len(function.regions[0].blocks):
-            raise UnsupportedError(
-                f"function @{name} is declared without a body, at {source_line(function.location)}; "
-                "to fix: define it, or call what it does by stablehlo.custom_call"
-            )
 
 
 class ProgramLike(Protocol):

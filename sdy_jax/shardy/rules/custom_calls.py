@@ -68,6 +68,15 @@ def _apart(op: Op, kind: FactorType) -> OpShardingRule:
     return OpShardingRule(sizes, operands, results, need_replication=whole)
 
 
+OF_XLA_PARTITIONER = (
+    "_SPMDInternalOp_MultiPad",
+    "_SPMDInternalOp_RotateRight",
+    "_SPMDInternalOp_MultiRotate",
+    "_SPMDInternalOp_MultiSlice",
+    "_SPMDInternalOp_Wrap",
+)
+"""Targets that XLA's partitioner expands. Shardy propagates along their dimensions, although elements change places."""
+
 ELEMENTWISE_TARGETS = (
     "annotate_device_placement",
     "Cholesky",
@@ -82,11 +91,7 @@ ELEMENTWISE_TARGETS = (
     "X64SplitHigh",
     "X64SplitLow",
     "xla.megascale.provide_metadata",
-    "_SPMDInternalOp_MultiPad",
-    "_SPMDInternalOp_RotateRight",
-    "_SPMDInternalOp_MultiRotate",
-    "_SPMDInternalOp_MultiSlice",
-    "_SPMDInternalOp_Wrap",
+    *OF_XLA_PARTITIONER,
 )
 
 STATED_FOR_GSPMD = "Sharding"
