@@ -108,28 +108,41 @@ class Arcs(NamedTuple):
 
     def are(self, *kinds: Kind) -> Bools:
         """Whether each is of one of some kinds."""
-        return np.isin(self.kinds, kinds)
+        return np.logical_or.reduce([self.kinds == kind for kind in kinds])
 
     def are_single(self) -> Bools:
         """Whether each is over one atom."""
         return np.equal(self.groups & (self.groups - 1), 0)
 
+    def changes(self) -> Changes:
+        """The atoms that each slices, reduces, and makes unreduced."""
+        return Changes(
+            *[
+                np.where(self.are(*kinds), self.groups, 0)[:, None]
+                for kinds in (
+                    (Kind.all_slice,),
+                    (Kind.reduce_scatter, Kind.all_reduce),
+                    (Kind.replicated_to_unreduced, Kind.sharded_to_unreduced),
+                )
+            ]
+        )
+
+
+class Changes(NamedTuple):
+    """The atoms that each of some collectives (rows) slices, reduces, and makes unreduced."""
+
+    sliced: Ints
+    reduced: Ints
+    unreduced: Ints
+
     def are_towards(self, wanted: Ints, unreduced: Ints) -> Bools:
-        """Whether each (rows) may be used on the way to states (columns) with these atoms in their dimensions, and
-        these unreduced.
+        """Whether each may be used on the way to states (columns) with these atoms in their dimensions, and these
+        unreduced.
 
         The planner slices only what the target's dimensions want, reduces only what the target does not have unreduced,
         and makes unreduced only what it has so.
         """
-        sliced, reduced, added = (
-            np.where(self.are(*kinds), self.groups, 0)[:, None]
-            for kinds in (
-                (Kind.all_slice,),
-                (Kind.reduce_scatter, Kind.all_reduce),
-                (Kind.replicated_to_unreduced, Kind.sharded_to_unreduced),
-            )
-        )
-        return np.equal((sliced & ~wanted) | (reduced & unreduced) | (added & ~unreduced), 0)
+        return np.equal((self.sliced & ~wanted) | (self.reduced & unreduced) | (self.unreduced & ~unreduced), 0)
 
 
 # The space of a shape class.
@@ -180,7 +193,8 @@ class Space:
         self.counts = np.concatenate([counts, counts[hubs]])
         self.shards = self.counts.prod(1)
         arcs = Arcs.of([*self._single(), *self._exchanges(), permutes])
-        self.arcs = arcs.where(np.lexsort((arcs.targets, arcs.sources)))
+        self.arcs = arcs.where(np.lexsort((arcs.sources, -self.shards[arcs.sources])))
+        self.changes = self.arcs.changes()
 
     def layouts(self, states: Sequence[State]) -> Layouts:
         """States in arrays, whether they are in the space or not."""
@@ -244,9 +258,7 @@ class Space:
             yield self._arcs(Kind.all_gather, last, shorter, unreduced)
             yield self._arcs(Kind.sharded_to_unreduced, last, shorter, unreduced | last)
 
-    def _arcs(
-        self, kind: Kind, groups: Ints, dims: Ints, unreduced: Ints, sources: Ints | slice = slice(None)
-    ) -> Arcs:
+    def _arcs(self, kind: Kind, groups: Ints, dims: Ints, unreduced: Ints, sources: Ints | slice = slice(None)) -> Arcs:
         """From states, all or some, to other ones, where these exist and the group is not empty."""
         found = np.arange(len(self.states.unreduced))[sources]
         targets = self.numbers(Layouts(dims, unreduced))
@@ -269,21 +281,24 @@ class Space:
     def _permutes(self, counts: Ints) -> tuple[Ints, Arcs]:
         """A state of each hub, and the arcs to hubs, between them, and from them."""
         wanted, unreduced = self.wanted(self.states), self.states.unreduced
-        _, alike, sizes = np.unique(np.column_stack([counts, unreduced]), axis=0, return_inverse=True, return_counts=True)
-        states = np.flatnonzero(sizes[alike.ravel()] > 1)
+        _, alike, sizes = np.unique(
+            np.column_stack([counts, unreduced]), axis=0, return_inverse=True, return_counts=True
+        )
+        alike = alike.ravel()
+        states = np.flatnonzero(sizes[alike] > 1)
         keys, first, hubs = np.unique(
-            alike.ravel()[states] << self._atoms | wanted[states], return_index=True, return_inverse=True
+            alike[states] << self._atoms | wanted[states], return_index=True, return_inverse=True
         )
         members = states[first]
         left, reached = _pairs_of_equals(keys >> self._atoms)
         groups = wanted[members][left] | wanted[members][reached] | unreduced[members][left]
-        leaving = len(unreduced) + np.arange(len(keys))
-        entered = leaving + len(keys)
+        entered = len(unreduced) + np.arange(len(keys))
+        leaving = entered + len(keys)
         none = np.zeros_like(states)
         arcs = [
-            Arcs(none, none, states, leaving[hubs.ravel()]),
+            Arcs(none, none, states, leaving[hubs]),
             Arcs(np.full_like(groups, Kind.collective_permute), groups, leaving[left], entered[reached]),
-            Arcs(none, none, entered[hubs.ravel()], states),
+            Arcs(none, none, entered[hubs], states),
         ]
         return np.concatenate([members, members]), Arcs.of(arcs)
 
@@ -292,7 +307,8 @@ class Space:
     def steps(self, sources: Layouts, targets: Layouts) -> Arcs:
         """All single collectives that lead from some states to others."""
         masks, rests = self.lists.masks, self.lists.rests
-        ends = [(rests[p[:, None], q], rests[q, p[:, None]]) for p, q in zip(sources.dims.T, targets.dims.T, strict=True)]
+        pairs = list(zip(sources.dims.T[:, :, None], targets.dims.T, strict=True))
+        ends = [(rests[p, q], rests[q, p]) for p, q in pairs]
         before, after = sources.unreduced[:, None], targets.unreduced
         shape = np.broadcast_shapes(before.shape, after.shape)
         removed = sum([masks[end] for end, _ in ends], np.zeros(shape, np.int64))

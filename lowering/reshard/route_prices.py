@@ -286,7 +286,7 @@ class _OfSize:
         some = slice(*np.searchsorted(arcs.sources, [source, source + 1]))
         arcs, times = arcs.where(some), met.out_of.rates.times(self._total)[some]
         onward = times[:, None] + found[arcs.targets]
-        onward[~arcs.are_towards(met.wanted[targets], met.layouts.unreduced[targets])] = np.inf
+        onward[~arcs.changes().are_towards(met.wanted[targets], met.layouts.unreduced[targets])] = np.inf
         least = np.minimum(met.shards[source], met.shards[targets])  # nothing is larger than both ends
         within = np.where(met.space.shards[arcs.targets, None] >= least, onward, np.inf).min(0, initial=np.inf)
         within = np.minimum(within, self._among_met(met.ways)[source, targets])

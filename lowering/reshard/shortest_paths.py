@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -115,8 +116,9 @@ class Ends(NamedTuple):
             yield some, Ends(self.shards[some], self.wanted[some], self.unreduced[some], self.times[:, some])
 
 
-_AT_ONCE = 16
-"""The targets to which shortest paths are found at once. Measured"""
+_AT_ONCE, _PIECE = 32, 8192
+"""The targets to which shortest paths are found at once, and the arcs that are looked at together. Measured (2026-11,
+five atoms in four dimensions): two megabytes of times stay in a cache; 5.1 s with 16 and all arcs, 3.1 with these."""
 
 
 def shortest(space: Space, times: Matrix, ends: Ends) -> Matrix:
@@ -135,45 +137,71 @@ def _shortest(space: Space, times: Matrix, ends: Ends) -> Matrix:
     """
     arcs, times = _usable(space, times, ends)
     shards, states = space.shards, len(ends.times)
-    last = np.full((len(shards), len(ends.shards)), np.inf)
-    last[:states] = ends.times
-    left = np.full_like(last, np.inf)
-    found = left.copy()
-    fewer = np.minimum(ends.shards, shards[:, None])
+    left = np.full((len(shards), len(ends.shards)), np.inf)
+    found = left[:states].copy()
+    fewer = np.minimum(ends.shards, shards[:states, None])
+    are_last = np.isfinite(ends.times)
     lowest = np.minimum(shards[arcs.sources], shards[arcs.targets])
-    for level in np.unique(shards[:states])[::-1]:
-        ending = (fewer == level) & np.isfinite(last)
-        np.minimum(left, last, out=left, where=ending)
+    for level in np.unique(shards)[::-1]:
+        at_level = fewer == level
+        ending = at_level & are_last
+        np.minimum(left[:states], ends.times, out=left[:states], where=ending)
         joined = np.flatnonzero(lowest >= level)
-        targets = arcs.targets[joined]
-        is_new = ending.any(1)[targets] | (lowest[joined] == level)
-        _relax(left, arcs.sources[joined], targets, times[joined], is_new)
-        np.copyto(found, left, where=fewer == level)
-    return np.where(np.isinf(found), left, found)[:states]
+        among = arcs.where(joined)
+        is_new = (lowest[joined] == level) | np.isin(among.targets, np.flatnonzero(ending.any(1)))
+        _relax(left, among, joined, times, is_new)
+        np.copyto(found, left[:states], where=at_level)
+    return np.where(np.isinf(found), left[:states], found)
 
 
 def _usable(space: Space, times: Matrix, ends: Ends) -> tuple[Arcs, Matrix]:
     """The arcs that lead towards any of some ends, and their times (rows) towards each of them (columns)."""
     pairs, which = np.unique(np.stack([ends.wanted, ends.unreduced]), axis=1, return_inverse=True)
-    towards = space.arcs.are_towards(*pairs)
+    towards = space.changes.are_towards(*pairs)
     some = np.flatnonzero(towards.any(1))
-    if len(pairs.T) == 1:
-        return space.arcs.where(some), times[some, None]
-    return space.arcs.where(some), np.where(towards[some][:, which.ravel()], times[some, None], np.inf)
+    usable = np.where(towards[some].take(which.ravel(), 1), times[some, None], np.inf)
+    return space.arcs.where(some), np.ascontiguousarray(usable)
 
 
-def _relax(left: Matrix, sources: Ints, targets: Ints, times: Matrix, waiting: Bools) -> None:
-    """Lowers the times in `left`, in place, until no arc (sorted by source) improves one. `waiting`: the arcs that may,
-    at first; then those that lead to a state whose time has become less."""
-    while len(arcs := np.flatnonzero(waiting)):
-        leaving = sources[arcs]
-        starts = np.flatnonzero(np.append(True, leaving[1:] != leaving[:-1]))
-        leaving = leaving[starts]
-        onward = left.take(targets[arcs], 0)
-        onward += times.take(arcs, 0)
-        least = np.minimum.reduceat(onward, starts, axis=0)
-        before = left[leaving]
-        left[leaving] = np.minimum(before, least)
-        is_changed = np.zeros(len(left), bool)
-        is_changed[leaving[(least < before).any(1)]] = True
-        waiting = is_changed[targets]
+def _relax(left: Matrix, arcs: Arcs, rows: Ints, times: Matrix, is_new: Bools) -> None:
+    """Lowers the times in `left`, in place, until no arc improves one; `rows` has those of the arcs in `times`.
+
+    Looked at are new arcs, then those to a node whose time has become less since; piece by piece, so that what is at
+    hand stays in a cache, and so that a piece has the times that the ones before have found.
+    """
+    changed = np.zeros(len(left), np.int64)  # when the time of a node became less, in pieces looked at
+    pieces = _pieces(arcs.sources)
+    seen = [0] * len(pieces)
+    now, is_done = 0, False
+    while not is_done:
+        is_done = True
+        for n, piece in enumerate(pieces):
+            waiting = changed[arcs.targets[piece]] > seen[n]
+            if not seen[n]:
+                waiting |= is_new[piece]
+            now += 1
+            seen[n] = now
+            some = np.flatnonzero(waiting) + piece.start
+            if len(some):
+                less = _lower(left, arcs.sources[some], arcs.targets[some], times.take(rows[some], 0))
+                changed[less] = now + 1
+                is_done &= not len(less)
+
+
+def _lower(left: Matrix, sources: Ints, targets: Ints, onward: Matrix) -> Ints:
+    """Lowers the times of the sources of some arcs, in place; returns the sources whose times are less now."""
+    starts = np.append(0, np.flatnonzero(sources[1:] != sources[:-1]) + 1)
+    leaving = sources[starts]
+    onward += left.take(targets, 0)
+    least = np.minimum.reduceat(onward, starts, axis=0)
+    before = left.take(leaving, 0)
+    are_less = (least < before).any(1)
+    left[leaving[are_less]] = np.minimum(before[are_less], least[are_less])
+    return leaving[are_less]
+
+
+def _pieces(sources: Ints) -> list[slice]:
+    """Pieces of about `_PIECE` arcs, such that all arcs of a source are in one."""
+    starts = np.append(np.flatnonzero(sources[1:] != sources[:-1]) + 1, len(sources))
+    cuts = starts[np.searchsorted(starts, np.arange(_PIECE, len(sources), _PIECE))]
+    return [slice(a, b) for a, b in pairwise(dict.fromkeys([0, *cuts.tolist(), len(sources)]))]
