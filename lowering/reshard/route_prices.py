@@ -253,8 +253,9 @@ class _OfSize:
         asked = np.array([self._columns[n] for n in columns.tolist()], np.int64)
         places = self._met.places[rows]
         made = self._found[np.ix_(places, asked)]
-        for i in np.flatnonzero(places < 0):
-            made[i] = self._from_outside(int(rows[i]))[asked]
+        outside, ways = np.flatnonzero(places < 0), self._among_met(self._met.ways)
+        for i in outside.tolist():
+            made[i] = self._from_outside(int(rows[i]), ways)[asked]
         return np.minimum(made, self._among_met(self._met.direct)[np.ix_(rows, columns)])
 
     def _learn(self, targets: list[int]) -> None:
@@ -270,17 +271,17 @@ class _OfSize:
         self._columns.update(zip(targets, count(len(self._columns))))
         self._found = np.column_stack([self._found, shortest(met.space, self._times, of)])
 
-    def _from_outside(self, source: int) -> Matrix:
+    def _from_outside(self, source: int, ways: Matrix) -> Matrix:
         """The times from a state that is not in the space to those to which times are known."""
         known = self._outside.get(source, np.zeros(0))
         if len(known) < len(self._columns):
             targets = np.array(list(self._columns)[len(known) :], np.int64)
-            times = self._first_steps(source, targets, self._found[:, len(known) :])
+            times = self._first_steps(source, targets, self._found[:, len(known) :], ways[source, targets])
             self._outside[source] = np.append(known, np.where(targets == source, 0.0, times))
         return self._outside[source]
 
-    def _first_steps(self, source: int, targets: Ints, found: Matrix) -> Matrix:
-        """The times by one collective, or by one that leads into the space, from where they are `found`."""
+    def _first_steps(self, source: int, targets: Ints, found: Matrix, ways: Matrix) -> Matrix:
+        """The times by one collective, `ways`, or by one that leads into the space, from where they are `found`."""
         met = self._met
         arcs = met.out_of.arcs
         some = slice(*np.searchsorted(arcs.sources, [source, source + 1]))
@@ -289,7 +290,7 @@ class _OfSize:
         onward[~arcs.changes().are_towards(met.wanted[targets], met.layouts.unreduced[targets])] = np.inf
         least = np.minimum(met.shards[source], met.shards[targets])  # nothing is larger than both ends
         within = np.where(met.space.shards[arcs.targets, None] >= least, onward, np.inf).min(0, initial=np.inf)
-        within = np.minimum(within, self._among_met(met.ways)[source, targets])
+        within = np.minimum(within, ways)
         return np.where(np.isfinite(within), within, onward.min(0, initial=np.inf))
 
     def _among_met(self, steps: _Steps) -> Matrix:
