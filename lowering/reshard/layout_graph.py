@@ -102,7 +102,7 @@ class Arcs(NamedTuple):
         none = cls(*[np.zeros(0, np.int64)] * 4)
         return cls(*map(np.concatenate, zip(none, *found, strict=True)))
 
-    def where(self, chosen: Ints | Bools) -> Arcs:
+    def where(self, chosen: Ints | Bools | slice) -> Arcs:
         """Some of them."""
         return Arcs(*[each[chosen] for each in self])
 

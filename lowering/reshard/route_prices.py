@@ -205,7 +205,7 @@ class _Met:
     def _meet(self, layouts: Layouts) -> None:
         first = len(self.places)
         self._take(self.layouts.also(layouts))
-        for number in np.flatnonzero(self.places[first:] < 0) + first:
+        for number in (np.flatnonzero(self.places[first:] < 0) + first).tolist():
             self._leave_and_reach(number)
         numbers = np.arange(len(self.places))
         new, old = numbers[first:], numbers[:first]
