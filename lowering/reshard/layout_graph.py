@@ -1,4 +1,4 @@
-"""The layouts of a shape class as a graph of states and single collectives, and the shortest paths in it.
+"""The layouts of a shape class as a graph: states on whole atoms, and the single collectives that lead between them.
 
 See docs/explanation/planner.md#prices-of-all-pairs.
 """
@@ -6,21 +6,146 @@ See docs/explanation/planner.md#prices-of-all-pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
 from functools import lru_cache
-from itertools import combinations, permutations, product
+from itertools import chain, combinations, permutations, product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import State, mask_of
 from sdy_jax.lowering.reshard.relayouts import Atoms
 from sdy_jax.lowering.reshard.search import MAX_PARAMS
-from sdy_jax.lowering.targets.rates import IN_A_BUCKET, LastCut, Link, Rate, rate, wire_bytes
 
-# The layouts of a shape class as a graph: states on whole atoms, and the single collectives that lead between them.
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# States in arrays: the lists of atoms that dimensions have are numbered.
+
+
+class Lists:
+    """Lists of atoms by number. Of each, all that it ends with are known, too.
+
+    Attributes:
+        known: the number of each list.
+        masks, counts: per list, its atoms as a bit mask, and into how many blocks they cut a dimension.
+        rests: per pair of lists, the number of what the first has behind that with which both begin.
+    """
+
+    def __init__(self, sizes: Sequence[int], lists: Iterable[Atoms]):
+        self._sizes = sizes
+        self.known: dict[Atoms, int] = {(): 0}
+        self.add(lists)
+
+    def add(self, lists: Iterable[Atoms]) -> None:
+        """Gives numbers to those that have none."""
+        for atoms in lists:
+            for start in range(len(atoms)):
+                self.known.setdefault(atoms[start:], len(self.known))
+        self.masks = np.array([mask_of(atoms) for atoms in self.known], np.int64)
+        self.counts = np.array([math.prod([self._sizes[a] for a in atoms]) for atoms in self.known], np.int64)
+        self.rests = self._rests()
+
+    def _rests(self) -> Ints:
+        most = len(self._sizes)
+        atoms = np.full((len(self.known), most), -1)
+        for number, found in enumerate(self.known):
+            atoms[number, : len(found)] = found
+        ends = np.array([[self.known[found[n:]] for n in range(most + 1)] for found in self.known], np.int64)
+        are_equal = (atoms[:, None] == atoms) & (atoms >= 0)
+        common = np.cumprod(are_equal, axis=-1).sum(-1)
+        return ends[np.arange(len(ends))[:, None], common]
+
+
+class Layouts(NamedTuple):
+    """States: the numbers of the lists of their dimensions (columns), and the masks of their unreduced atoms."""
+
+    dims: Ints
+    unreduced: Ints
+
+    def at(self, rows: Ints | Bools) -> Layouts:
+        """Some of them."""
+        return Layouts(self.dims[rows], self.unreduced[rows])
+
+    def also(self, others: Layouts) -> Layouts:
+        """These and others."""
+        return Layouts(np.concatenate([self.dims, others.dims]), np.concatenate([self.unreduced, others.unreduced]))
+
+
+class Kind(IntEnum):
+    """The single collectives, and `nothing`: what leads to hubs and from them."""
+
+    nothing = 0
+    all_slice = 1
+    all_gather = 2
+    reduce_scatter = 3
+    all_reduce = 4
+    all_to_all = 5
+    collective_permute = 6
+    replicated_to_unreduced = 7
+    sharded_to_unreduced = 8
+
+
+class Arcs(NamedTuple):
+    """Collectives of some kinds over groups of atoms, which are bit masks, from some states to others, by number."""
+
+    kinds: Ints
+    groups: Ints
+    sources: Ints
+    targets: Ints
+
+    @classmethod
+    def of(cls, found: Iterable[Arcs]) -> Arcs:
+        """All of several."""
+        none = cls(*[np.zeros(0, np.int64)] * 4)
+        return cls(*map(np.concatenate, zip(none, *found, strict=True)))
+
+    def where(self, chosen: Ints | Bools | slice) -> Arcs:
+        """Some of them."""
+        return Arcs(*[each[chosen] for each in self])
+
+    def are(self, *kinds: Kind) -> Bools:
+        """Whether each is of one of some kinds."""
+        return np.logical_or.reduce([self.kinds == kind for kind in kinds])
+
+    def are_single(self) -> Bools:
+        """Whether each is over one atom."""
+        return np.equal(self.groups & (self.groups - 1), 0)
+
+    def changes(self) -> Changes:
+        """The atoms that each slices, reduces, and makes unreduced."""
+        return Changes(
+            *[
+                np.where(self.are(*kinds), self.groups, 0)[:, None]
+                for kinds in (
+                    (Kind.all_slice,),
+                    (Kind.reduce_scatter, Kind.all_reduce),
+                    (Kind.replicated_to_unreduced, Kind.sharded_to_unreduced),
+                )
+            ]
+        )
+
+
+class Changes(NamedTuple):
+    """The atoms that each of some collectives (rows) slices, reduces, and makes unreduced."""
+
+    sliced: Ints
+    reduced: Ints
+    unreduced: Ints
+
+    def are_towards(self, wanted: Ints, unreduced: Ints) -> Bools:
+        """Whether each may be used on the way to states (columns) with these atoms in their dimensions, and these
+        unreduced.
+
+        The planner slices only what the target's dimensions want, reduces only what the target does not have unreduced,
+        and makes unreduced only what it has so.
+        """
+        return np.equal((self.sliced & ~wanted) | (self.reduced & unreduced) | (self.unreduced & ~unreduced), 0)
+
+
+# The space of a shape class.
 #
 # A shape class has, for each dimension that layouts shard, the largest number of equal blocks that atoms can make of
 # it. States and arcs are the same for all tensors of a class, whatever their size and item size.
@@ -30,175 +155,6 @@ ALL_ORDERS = 1000
 counted: three atoms in four dimensions make 296, four atoms 2424, in mesh order 1296. Guessed: above, all pairs take
 seconds; below, three axes lose layouts that avoid a permute."""
 
-Step = tuple[str, int, State]
-"""A collective, the atoms of its group, and the state that it leads to, or comes from."""
-
-
-class Arc(NamedTuple):
-    """A collective over the atoms in `group` from one state to another, by their indices."""
-
-    kind: str
-    group: int
-    source: int
-    target: int
-
-
-class Changes(NamedTuple):
-    """The atoms that each of some collectives slices, reduces, and makes unreduced.
-
-    The planner slices only what the target's dimensions want, reduces only what the target does not have unreduced, and
-    makes unreduced only what it has so.
-    """
-
-    sliced: NDArray[np.int64]
-    reduced: NDArray[np.int64]
-    unreduced: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, kinds: Sequence[str], groups: Sequence[int]) -> Changes:
-        """Those of collectives over groups of atoms."""
-        over = np.array(groups, np.int64)
-        sliced = [kind == "all_slice" for kind in kinds]
-        reduced = [kind in ("reduce_scatter", "all_reduce") for kind in kinds]
-        unreduced = [kind in ("replicated_to_unreduced", "sharded_to_unreduced") for kind in kinds]
-        return cls(*[np.where(np.array(which, bool), over, 0) for which in (sliced, reduced, unreduced)])
-
-    def are_towards(self, target: State) -> NDArray[np.bool_]:
-        """Whether each may be used on the way to a state, by its unreduced atoms and those of its dimensions."""
-        wanted = mask_of(a for axes in target.dims for a in axes)
-        useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
-        return np.equal(useless, 0)
-
-
-class Lanes(NamedTuple):
-    """The last dimension of a class: its index, the shard counts whose blocks are no whole tiles, and the rank of its
-    arrays."""
-
-    dim: int
-    narrow: frozenset[int]
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """The states of a class and the arcs between them, sorted by source.
-
-    `shards`: per state, the number of blocks that its dimensions are in.
-    """
-
-    sizes: tuple[int, ...]
-    index: dict[State, int]
-    shards: NDArray[np.int64]
-    arcs: tuple[Arc, ...]
-    sources: NDArray[np.intp]
-    targets: NDArray[np.intp]
-    changes: Changes
-
-    def arcs_to(self, target: State) -> NDArray[np.intp]:
-        """The arcs that reshards to a state may use."""
-        return np.flatnonzero(self.changes.are_towards(target))
-
-    def cut(self, lanes: Lanes | None, source: State, target: State) -> LastCut | None:
-        """What leads from a state to another does to the last dimension, where that matters."""
-        if lanes is None or source.dims[lanes.dim] == target.dims[lanes.dim]:
-            return None
-        before, after = (math.prod([self.sizes[a] for a in state.dims[lanes.dim]]) for state in (source, target))
-        return LastCut(int(max(before, after) in lanes.narrow), lanes.rank, before > after) if before != after else None
-
-    def rates(self, links: Sequence[Link], combines: tuple[str, ...], lanes: Lanes | None = None) -> Rates:
-        """The rates of the arcs; `links` are per atom."""
-        states = list(self.index)
-        steps = [(arc.kind, arc.group, states[arc.source], states[arc.target]) for arc in self.arcs]
-        return self.rates_of(steps, links, combines, lanes)
-
-    def rates_of(
-        self,
-        steps: Iterable[tuple[str, int, State, State]],
-        links: Sequence[Link],
-        combines: tuple[str, ...],
-        lanes: Lanes | None,
-    ) -> Rates:
-        """The rates of collectives over groups from some states to others, of the space or not."""
-        known: dict[tuple[str, int, LastCut | None], tuple[float, Rate]] = {}
-        found, shards = [], []
-        for kind, group, source, target in steps:
-            key = kind, group, self.cut(lanes, source, target)
-            if key not in known:
-                over = [links[a] for a in atoms_of(group)]
-                sent = wire_bytes(kind, math.prod([link.size for link in over]), 1.0, 0.0)
-                known[key] = sent, rate(kind, over, combines, key[-1])
-            found.append(known[key])
-            shards.append(math.prod(self.counts(source)))
-        sending = np.array([sent * each.per_byte for sent, each in found]) / np.array(shards)
-        fixed = np.array([each.fixed if sent else 0.0 for sent, each in found])
-        return Rates(sending, fixed, np.array([each.is_shared for _, each in found], bool))
-
-    def counts(self, state: State) -> tuple[int, ...]:
-        """The number of blocks that each dimension of a state is in."""
-        return tuple([math.prod([self.sizes[a] for a in axes]) for axes in state.dims])
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Per arc, its seconds for each byte of the whole tensor, and those that it takes whatever the size.
-
-    `are_shared`: as `cost.Rate.is_shared`.
-    """
-
-    sending: NDArray[np.float64]
-    fixed: NDArray[np.float64]
-    are_shared: NDArray[np.bool_]
-
-    @property
-    def are_linear(self) -> bool:
-        """Whether times are proportional to bytes."""
-        return not self.fixed.any()
-
-    def times(self, total: float) -> NDArray[np.float64]:
-        """Per arc, the time that it takes for a tensor of `total` bytes."""
-        sending = self.sending * total
-        if self.are_linear:
-            return sending
-        return sending + np.minimum(self.fixed, np.where(self.are_shared, IN_A_BUCKET * sending, np.inf))
-
-
-@lru_cache(maxsize=1 << 8)
-def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...]) -> Space:
-    """The space of a class.
-
-    Args:
-        blocks: per dimension, a number that all of its shard counts divide.
-        sizes: per atom.
-    """
-    index = {state: number for number, state in enumerate(_states(blocks, sizes))}
-    shards = [math.prod(sizes[a] for axes in state.dims for a in axes) for state in index]
-    arcs = [arc for state, number in index.items() for arc in _arcs(state, number, index, len(sizes))]
-    arcs += _permutes(index, sizes)
-    arcs.sort(key=lambda arc: (arc.source, arc.target))
-    return Space(
-        sizes,
-        index,
-        np.array(shards),
-        tuple(arcs),
-        np.array([arc.source for arc in arcs], np.intp),
-        np.array([arc.target for arc in arcs], np.intp),
-        Changes.of([arc.kind for arc in arcs], [arc.group for arc in arcs]),
-    )
-
-
-def _states(blocks: Sequence[int], sizes: Sequence[int]) -> Iterator[State]:
-    """Each atom in one of the dimensions, unreduced, or nowhere; all that divides."""
-    rank = len(blocks)
-    in_all_orders = is_small(rank, len(sizes))
-    unreduced = rank + 1
-    for places in product(range(rank + 2), repeat=len(sizes)):
-        lists = [tuple(a for a, place in enumerate(places) if place == dim) for dim in range(rank)]
-        if any(n % math.prod(sizes[a] for a in axes) for n, axes in zip(blocks, lists, strict=True)):
-            continue
-        mask = mask_of(a for a, place in enumerate(places) if place == unreduced)
-        orders = product(*map(permutations, lists)) if in_all_orders else [tuple(lists)]
-        yield from (State(tuple(dims), mask) for dims in orders)
-
 
 def is_small(rank: int, atoms: int) -> bool:
     """Whether so many dimensions and atoms make few enough states to take the atoms of a dimension in every order."""
@@ -206,210 +162,254 @@ def is_small(rank: int, atoms: int) -> bool:
     return sum(math.comb(atoms, n) * 2 ** (atoms - n) * count for n, count in enumerate(orders)) <= ALL_ORDERS
 
 
-def _arcs(state: State, number: int, index: dict[State, int], atoms: int) -> Iterator[Arc]:
-    """The arcs from a state, but for permutes."""
-    for kind, group, reached in steps(state, atoms):
-        target = index.get(reached)
-        if target is not None:
-            yield Arc(kind, group, number, target)
+class Space:
+    """The states of a class and the arcs between them, sorted by source.
 
+    Permutes lead between any two states with equal shard counts and equal unreduced atoms, and the time of one depends
+    on the atoms of both, not on their order. So permutes lead between *hubs*, each of all such states with the same
+    atoms: arcs are about as many as states, and not as pairs of them. Hubs are numbered behind states.
 
-def steps(state: State, atoms: int) -> Iterator[Step]:
-    """The single collectives from a state, but for permutes, with so many atoms."""
-    dims, unreduced = state
-    idle = set(range(atoms)) - {a for axes in dims for a in axes} - set(atoms_of(unreduced))
-    for atom in sorted(idle):
-        yield "replicated_to_unreduced", 1 << atom, State(dims, unreduced | 1 << atom)
-        yield from (("all_slice", 1 << atom, longer) for longer in _appended(state, atom, unreduced))
-    for atom in atoms_of(unreduced):
-        rest = unreduced & ~(1 << atom)
-        yield from (("reduce_scatter", 1 << atom, longer) for longer in _appended(state, atom, rest))
-    for group in _subsets(atoms_of(unreduced)):
-        yield "all_reduce", group, State(dims, unreduced & ~group)
-    for dim, axes in enumerate(dims):
-        if axes:
-            bit = 1 << axes[-1]
-            yield "all_gather", bit, state.with_dim(dim, axes[:-1])
-            yield "sharded_to_unreduced", bit, state.with_dim(dim, axes[:-1], unreduced | bit)
-    yield from _exchanges(state)
+    Args:
+        blocks: per dimension, a number that all of its shard counts divide.
+        sizes: per atom.
 
-
-def _appended(state: State, atom: int, unreduced: int) -> Iterator[State]:
-    for dim, axes in enumerate(state.dims):
-        yield state.with_dim(dim, (*axes, atom), unreduced)
-
-
-def _subsets(atoms: Sequence[int]) -> Iterator[int]:
-    for count in range(1, len(atoms) + 1):
-        yield from map(mask_of, combinations(atoms, count))
-
-
-def _exchanges(state: State) -> Iterator[Step]:
-    """All_to_alls of suffixes of dimensions to the ends of others, of several such pairs at once."""
-    dims = state.dims
-    singles = [
-        (source, target, axes[cut:])
-        for source, axes in enumerate(dims)
-        for cut in range(len(axes))
-        for target in range(len(dims))
-        if target != source
-    ]
-    for count in range(1, min(MAX_PARAMS, len(dims) // 2) + 1):
-        for chosen in combinations(singles, count):
-            if len({dim for source, target, _ in chosen for dim in (source, target)}) == 2 * count:
-                yield "all_to_all", mask_of(a for *_, moved in chosen for a in moved), _exchanged(state, chosen)
-
-
-def _exchanged(state: State, chosen: Sequence[tuple[int, int, Atoms]]) -> State:
-    dims = list(state.dims)
-    for source, target, moved in chosen:
-        dims[source] = dims[source][: -len(moved)]
-        dims[target] = dims[target] + moved
-    return State(tuple(dims), state.unreduced)
-
-
-def _permutes(index: dict[State, int], sizes: Sequence[int]) -> list[Arc]:
-    """Permutes between states with equal shard counts and equal unreduced atoms."""
-    alike: dict[tuple[tuple[int, ...], int], list[State]] = {}
-    for state in index:
-        counts = tuple([math.prod(sizes[a] for a in axes) for axes in state.dims])
-        alike.setdefault((counts, state.unreduced), []).append(state)
-    return [
-        Arc("collective_permute", used(a) | used(b), index[a], index[b])
-        for states in alike.values()
-        for a, b in permutations(states, 2)
-    ]
-
-
-def used(state: State) -> int:
-    """The atoms of a state."""
-    return mask_of(a for axes in state.dims for a in axes) | state.unreduced
-
-
-# States that a space leaves out, having too many: atoms of a dimension in another order than that of the mesh.
-#
-# Layouts at hand may be such states. One is left and reached by a single collective from and to a state of the space,
-# or another layout at hand; so a price depends on its two ends, and not on what else is at hand.
-
-_BACK = {
-    "all_gather": "all_slice",
-    "all_slice": "all_gather",
-    "sharded_to_unreduced": "reduce_scatter",
-    "reduce_scatter": "sharded_to_unreduced",
-    "all_to_all": "all_to_all",
-    "collective_permute": "collective_permute",
-}
-"""What leads back, by what changes the atoms of dimensions; what changes no dimension leads to no state of a space."""
-
-Rated = Callable[[Sequence[tuple[str, int, State, State]]], Rates]
-"""The rates of collectives over groups of atoms from some states to others."""
-
-
-class Steps(NamedTuple):
-    """Single collectives between a state outside of a space and others.
-
-    `places`: which of them have a state as their other end. `inside`: which have one that is in the space, and
-    `states`, the indices of these.
+    Attributes:
+        lists: the lists of atoms that states have, and others that were met.
+        states: each atom in one of the dimensions, unreduced, or nowhere; all that divides.
+        counts: per state and hub (rows), the number of blocks that each dimension is in.
+        shards: their products.
+        arcs: what leads from one to another.
     """
 
-    places: dict[State, list[int]]
-    inside: NDArray[np.intp]
-    states: NDArray[np.intp]
-    changes: Changes
-    rates: Rates
+    def __init__(self, blocks: Sequence[int], sizes: Sequence[int]):
+        self._rank, self._atoms = len(blocks), len(sizes)
+        orders = _orders(self._rank, self._atoms)
+        self.lists = Lists(sizes, orders)
+        self._parts = _Parts.of(orders, self.lists.known, self._atoms)
+        self._children: list[Ints] = []
+        self.states = self._enumerated(blocks)
+        counts = self.counts_of(self.states)
+        hubs, permutes = self._permutes(counts)
+        self.counts = np.concatenate([counts, counts[hubs]])
+        self.shards = self.counts.prod(1)
+        arcs = Arcs.of([*self._single(), *self._exchanges(), permutes])
+        self.arcs = arcs.where(np.lexsort((arcs.sources, -self.shards[arcs.sources])))
+        self.changes = self.arcs.changes()
 
-    @classmethod
-    def out_of(cls, space: Space, state: State, rated: Rated) -> Steps:
-        """Those that lead from a state to others."""
-        found = list(_steps_out(space, state))
-        rates = rated([(kind, group, state, other) for kind, group, other in found])
-        return cls._between(space, found, rates)
+    def layouts(self, states: Sequence[State]) -> Layouts:
+        """States in arrays, whether they are in the space or not."""
+        new = {axes for state in states for axes in state.dims} - self.lists.known.keys()
+        if new:
+            self.lists.add(sorted(new))
+        dims = [[self.lists.known[axes] for axes in state.dims] for state in states]
+        unreduced = [state.unreduced for state in states]
+        return Layouts(np.array(dims, np.int64).reshape(len(states), self._rank), np.array(unreduced, np.int64))
 
-    @classmethod
-    def into(cls, space: Space, state: State, rated: Rated) -> Steps:
-        """Those that lead to a state from those of the space."""
-        found = [(_BACK[kind], group, other) for kind, group, other in _steps_out(space, state) if other in space.index]
-        rates = rated([(kind, group, other, state) for kind, group, other in found])
-        return cls._between(space, found, rates)
+    def numbers(self, layouts: Layouts) -> Ints:
+        """Their numbers in the space; -1 where they are not in it."""
+        nodes = np.zeros(len(layouts.unreduced), np.int64)
+        for children, column in zip(self._children, [*layouts.dims.T, layouts.unreduced], strict=True):
+            nodes = children[nodes, np.minimum(column, children.shape[1] - 1)]
+        return nodes
 
-    @classmethod
-    def _between(cls, space: Space, found: list[Step], rates: Rates) -> Steps:
-        inside = [n for n, (*_, other) in enumerate(found) if other in space.index]
-        states = [space.index[found[n][-1]] for n in inside]
-        places: dict[State, list[int]] = {}
-        for n, (*_, other) in enumerate(found):
-            places.setdefault(other, []).append(n)
-        changes = Changes.of([kind for kind, *_ in found], [group for _, group, _ in found])
-        return cls(places, np.array(inside, np.intp), np.array(states, np.intp), changes, rates)
+    def counts_of(self, layouts: Layouts) -> Ints:
+        """The number of blocks that each of their dimensions (columns) is in."""
+        return self.lists.counts[layouts.dims]
+
+    def wanted(self, layouts: Layouts) -> Ints:
+        """The atoms of their dimensions."""
+        return self.lists.masks[layouts.dims].sum(1)
+
+    def _enumerated(self, blocks: Sequence[int]) -> Layouts:
+        """All states, dimension by dimension: each list that fits behind those of the dimensions before leads from
+        their number to a number of its own, the last one of which is that of a state."""
+        masks, counts = self.lists.masks, self.lists.counts
+        dims, used = np.zeros((1, 0), np.int64), np.zeros(1, np.int64)
+        for block in blocks:
+            before, lists = self._numbered(((used[:, None] & masks) == 0) & (block % counts == 0))
+            dims, used = np.column_stack([dims[before], lists]), used[before] | masks[lists]
+        before, unreduced = self._numbered((used[:, None] & np.arange(1 << self._atoms)) == 0)
+        return Layouts(dims[before], unreduced)
+
+    def _numbered(self, fits: Bools) -> tuple[Ints, Ints]:
+        before, added = np.nonzero(fits)
+        children = np.full((fits.shape[0] + 1, fits.shape[1] + 1), -1)  # a row and a column more, for what is unknown
+        children[before, added] = np.arange(len(before))
+        self._children.append(children)
+        return before, added
+
+    def _single(self) -> Iterator[Arcs]:
+        """Collectives of one atom, which one by one do what those of several do; all_reduces of any."""
+        (dims, unreduced), parts = self.states, self._parts
+        for atom in range(self._atoms):
+            bit = np.int64(1 << atom)
+            idle = ~(self.wanted(self.states) | unreduced) & bit
+            yield self._arcs(Kind.replicated_to_unreduced, idle, dims, unreduced | bit)
+            for dim, column in enumerate(dims.T):
+                longer = _replaced(dims, {dim: parts.longer[column, atom]})
+                yield self._arcs(Kind.all_slice, idle, longer, unreduced)
+                yield self._arcs(Kind.reduce_scatter, unreduced & bit, longer, unreduced & ~bit)
+        for group in map(np.int64, range(1, 1 << self._atoms)):
+            whole = np.where(unreduced & group == group, group, 0)
+            yield self._arcs(Kind.all_reduce, whole, dims, unreduced & ~group)
+        for dim, column in enumerate(dims.T):
+            last = self.lists.masks[parts.ends[column, 1]]
+            shorter = _replaced(dims, {dim: parts.starts[column, 1]})
+            yield self._arcs(Kind.all_gather, last, shorter, unreduced)
+            yield self._arcs(Kind.sharded_to_unreduced, last, shorter, unreduced | last)
+
+    def _arcs(self, kind: Kind, groups: Ints, dims: Ints, unreduced: Ints, sources: Ints | slice = slice(None)) -> Arcs:
+        """From states, all or some, to other ones, where these exist and the group is not empty."""
+        found = np.arange(len(self.states.unreduced))[sources]
+        targets = self.numbers(Layouts(dims, unreduced))
+        return Arcs(np.full_like(groups, kind), groups, found, targets).where((groups > 0) & (targets >= 0))
+
+    def _exchanges(self) -> Iterator[Arcs]:
+        """All_to_alls of suffixes of dimensions to the ends of others, of several such pairs at once."""
+        (dims, unreduced), parts = self.states, self._parts
+        lengths = parts.lengths[dims]
+        for pairs in _disjoint_pairs(self._rank):
+            for moved in product(*[range(1, lengths[:, source].max() + 1) for source, _ in pairs]):
+                sources = np.flatnonzero((lengths[:, [source for source, _ in pairs]] >= moved).all(1))
+                old, groups, new = dims[sources], np.zeros(len(sources), np.int64), dict[int, Ints]()
+                for (source, target), length in zip(pairs, moved, strict=True):
+                    end = parts.ends[old[:, source], length]
+                    new |= {source: parts.starts[old[:, source], length], target: parts.joined[old[:, target], end]}
+                    groups |= self.lists.masks[end]
+                yield self._arcs(Kind.all_to_all, groups, _replaced(old, new), unreduced[sources], sources)
+
+    def _permutes(self, counts: Ints) -> tuple[Ints, Arcs]:
+        """A state of each hub, and the arcs to hubs, between them, and from them."""
+        wanted, unreduced = self.wanted(self.states), self.states.unreduced
+        _, alike, sizes = np.unique(
+            np.column_stack([counts, unreduced]), axis=0, return_inverse=True, return_counts=True
+        )
+        alike = alike.ravel()
+        states = np.flatnonzero(sizes[alike] > 1)
+        keys, first, hubs = np.unique(
+            alike[states] << self._atoms | wanted[states], return_index=True, return_inverse=True
+        )
+        members = states[first]
+        left, reached = _pairs_of_equals(keys >> self._atoms)
+        groups = wanted[members][left] | wanted[members][reached] | unreduced[members][left]
+        entered = len(unreduced) + np.arange(len(keys))
+        leaving = entered + len(keys)
+        none = np.zeros_like(states)
+        arcs = [
+            Arcs(none, none, states, leaving[hubs]),
+            Arcs(np.full_like(groups, Kind.collective_permute), groups, leaving[left], entered[reached]),
+            Arcs(none, none, entered[hubs], states),
+        ]
+        return np.concatenate([members, members]), Arcs.of(arcs)
+
+    # Collectives between given states, each of which may be of several atoms.
+
+    def steps(self, sources: Layouts, targets: Layouts) -> Arcs:
+        """All single collectives that lead from some states to others."""
+        masks, rests = self.lists.masks, self.lists.rests
+        pairs = list(zip(sources.dims.T[:, :, None], targets.dims.T, strict=True))
+        ends = [(rests[p, q], rests[q, p]) for p, q in pairs]
+        before, after = sources.unreduced[:, None], targets.unreduced
+        shape = np.broadcast_shapes(before.shape, after.shape)
+        removed = sum([masks[end] for end, _ in ends], np.zeros(shape, np.int64))
+        added = sum([masks[end] for _, end in ends], np.zeros(shape, np.int64))
+        lost, gained = before & ~after, after & ~before
+        keeps = before == after
+        gathers, slices = (added == 0) & (removed > 0), (removed == 0) & (added > 0)
+        stays = (removed == 0) & (added == 0)
+        have, want = self.counts_of(sources), self.counts_of(targets)
+        resorts = keeps & ~stays & (have[:, None] == want).all(-1)
+        used = self.wanted(sources)[:, None] | self.wanted(targets) | before
+        return Arcs.of(
+            _chosen(kind, where, groups)
+            for kind, where, groups in (
+                (Kind.all_slice, slices & keeps, added),
+                (Kind.all_gather, gathers & keeps, removed),
+                (Kind.reduce_scatter, slices & (lost == added) & (gained == 0), added),
+                (Kind.all_reduce, stays & (lost > 0) & (gained == 0), lost),
+                (Kind.all_to_all, keeps & (removed > 0) & (removed == added) & self._exchange(ends), removed),
+                (Kind.collective_permute, resorts, used),
+                (Kind.replicated_to_unreduced, stays & (gained > 0) & (lost == 0), gained),
+                (Kind.sharded_to_unreduced, gathers & (gained == removed) & (lost == 0), removed),
+            )
+        )
+
+    def _exchange(self, ends: Sequence[tuple[Ints, Ints]]) -> Bools | bool:
+        """Whether dimensions only lose ends or only get them, few enough of them, and each lost one is got by one."""
+        ok: Bools | bool = self._rank > 1
+        for lost, got in ends:
+            ok = ok & ((lost == 0) | (got == 0))
+            ok = ok & np.logical_or.reduce([lost == 0, *[lost == other for _, other in ends]])
+        return ok & (sum([(lost > 0).astype(int) for lost, _ in ends], np.zeros(1, int)) <= _most_exchanged(self._rank))
 
 
-def _steps_out(space: Space, state: State) -> Iterator[Step]:
-    """What leads from a state that is not in a space; gathers of several atoms at once, too."""
-    yield from steps(state, len(space.sizes))
-    for shorter in shortened(state):
-        removed = used(state) & ~used(shorter)
-        if removed.bit_count() > 1:
-            yield "all_gather", removed, shorter
-            yield "sharded_to_unreduced", removed, State(shorter.dims, shorter.unreduced | removed)
-    counts = space.counts(state)
-    for other in space.index:
-        if other.unreduced == state.unreduced and space.counts(other) == counts:
-            yield "collective_permute", used(state) | used(other), other
+@lru_cache(maxsize=1 << 8)
+def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...]) -> Space:
+    """The space of a class."""
+    return Space(blocks, sizes)
 
 
-def shortened(state: State) -> Iterator[State]:
-    """The states whose dimensions have the first atoms of a state's: those to which gathers lead, alone."""
-    prefixes = [[axes[:n] for n in range(len(axes) + 1)] for axes in state.dims]
-    return (State(dims, state.unreduced) for dims in product(*prefixes))
+def _orders(rank: int, atoms: int) -> list[Atoms]:
+    """The lists of atoms that a dimension of a space may have: of any atoms, in every order or in that of the mesh."""
+    ordered = permutations if is_small(rank, atoms) else combinations
+    most = atoms if rank else 0
+    return list(chain.from_iterable(ordered(range(atoms), count) for count in range(most + 1)))
 
 
-# Shortest paths in a space of layouts under the memory cap, to several targets at once.
+class _Parts(NamedTuple):
+    """The parts of lists, and what they are parts of, by number; behind the last one where that is no list of a space.
 
-Matrix = NDArray[np.float64]
-
-
-class Ends(NamedTuple):
-    """What paths lead to: the number of shards of each, and the times to it (rows) from the states of a space from
-    which a single step leads there; from itself, where it is one of them, none."""
-
-    shards: NDArray[np.int64]
-    times: Matrix
-
-
-def shortest(space: Space, times: NDArray[np.float64], ends: Ends, arcs: NDArray[np.intp]) -> Matrix:
-    """The least time to each of some ends (rows) from every state, over some of the arcs.
-
-    No state on the way has fewer shards than both ends: it would be larger than either. Only where there is no such way
-    may it be. So arcs join level by level, from many shards to few, and a pair's time is that at its own level.
+    `longer`: with an atom (columns) at the end. `starts`, `ends`: all but the last atoms, and these, by how many they
+    are (columns); the empty list, where there are not as many. `joined`: a list with another one at the end.
     """
-    shards, own = space.shards, ends.shards
-    left = np.full_like(ends.times, np.inf)
-    found = left.copy()
-    fewer = np.minimum(own[:, None], shards)
-    sources, targets, times = space.sources[arcs], space.targets[arcs], times[arcs]
-    lowest = np.minimum(shards[sources], shards[targets])
-    for level in np.unique(shards)[::-1]:
-        ending = (fewer == level) & np.isfinite(ends.times)
-        np.minimum(left, ends.times, out=left, where=ending)
-        joined = lowest >= level
-        is_new = (ending.any(0)[targets] | (lowest == level))[joined]
-        _relax(left, sources[joined], targets[joined], times[joined], is_new)
-        np.copyto(found, left, where=fewer == level)
-    return np.where(np.isinf(found), left, found)
+
+    lengths: Ints
+    longer: Ints
+    starts: Ints
+    ends: Ints
+    joined: Ints
+
+    @classmethod
+    def of(cls, lists: Sequence[Atoms], known: dict[Atoms, int], atoms: int) -> _Parts:
+        lists = sorted(lists, key=known.__getitem__)
+        none = len(lists)
+        cuts = range(1, atoms + 1)
+        shaped = np.array([len(found) for found in lists], np.int64)
+        longer = [[known.get((*found, atom), none) for atom in range(atoms)] for found in lists]
+        starts = [[known[found], *[known[found[: max(len(found) - n, 0)]] for n in cuts]] for found in lists]
+        ends = [[0, *[known[found[-n:]] if n <= len(found) else 0 for n in cuts]] for found in lists]
+        joined = [[known.get(found + end, none) for end in lists] for found in lists]
+        return cls(shaped, *[np.array(each, np.int64).reshape(none, -1) for each in (longer, starts, ends, joined)])
 
 
-def _relax(
-    left: Matrix, sources: NDArray[np.intp], targets: NDArray[np.intp], times: Matrix, waiting: NDArray[np.bool_]
-) -> None:
-    """Lowers the times in `left`, in place, until no arc (sorted by source) improves one. `waiting`: the arcs that may,
-    at first; then those that lead to a state whose time has become less."""
-    while waiting.any():
-        leaving = sources[waiting]
-        starts = np.flatnonzero(np.append(True, leaving[1:] != leaving[:-1]))
-        leaving = leaving[starts]
-        least = np.minimum.reduceat(left[:, targets[waiting]] + times[waiting], starts, axis=1)
-        before = left[:, leaving]
-        left[:, leaving] = np.minimum(before, least)
-        is_changed = np.zeros(left.shape[1], bool)
-        is_changed[leaving[(least < before).any(0)]] = True
-        waiting = is_changed[targets]
+def _most_exchanged(rank: int) -> int:
+    return min(MAX_PARAMS, rank // 2)
+
+
+def _disjoint_pairs(rank: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Pairs of dimensions between which one all_to_all may move atoms."""
+    for count in range(1, _most_exchanged(rank) + 1):
+        for pairs in combinations(permutations(range(rank), 2), count):
+            if len({dim for pair in pairs for dim in pair}) == 2 * count:
+                yield pairs
+
+
+def _replaced(dims: Ints, columns: dict[int, Ints]) -> Ints:
+    found = dims.copy()
+    for dim, column in columns.items():
+        found[:, dim] = column
+    return found
+
+
+def _pairs_of_equals(values: Ints) -> tuple[Ints, Ints]:
+    """The indices of all pairs of equal values; these are sorted."""
+    starts, stops = np.searchsorted(values, values, "left"), np.searchsorted(values, values, "right")
+    counts = stops - starts
+    firsts = np.repeat(np.arange(len(values)), counts)
+    return firsts, np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
+
+
+def _chosen(kind: Kind, where: Bools | bool, groups: Ints) -> Arcs:
+    sources, targets = np.nonzero(np.broadcast_to(where, groups.shape))
+    found = groups[sources, targets]
+    return Arcs(np.full_like(found, kind), found, sources, targets)

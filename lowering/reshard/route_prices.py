@@ -8,30 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import combinations, compress, pairwise
+from itertools import combinations, compress, count, pairwise
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, overlaps
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.reshard.layout_graph import (
-    Ends,
-    Lanes,
-    Matrix,
-    Rates,
-    Space,
-    Steps,
-    is_small,
-    shortened,
-    shortest,
-    space_of,
-    used,
-)
+from sdy_jax.lowering.reshard.layout_graph import Arcs, Bools, Ints, Kind, Layouts, Space, is_small, space_of
 from sdy_jax.lowering.reshard.planner import plan_reshard, strips_time
-from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import State, mask_of
+from sdy_jax.lowering.reshard.shortest_paths import Ends, Lanes, Matrix, Network, Rates, shortest
 from sdy_jax.lowering.targets.cost_model import CostModel
-from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.rates import Link
 
 # Shape classes: what of a tensor and of the layouts at hand its prices depend on, but for the number of bytes.
 
@@ -144,19 +133,12 @@ def _scaled(times: Matrix, factor: float) -> Matrix:
 
 
 class _Routes:
-    """The times to states from all others, by the bytes of a tensor, computed when a state is first asked for."""
+    """The times between states by the bytes of a tensor, found when they are first asked for."""
 
-    def __init__(self, space: Space, links: tuple[Link, ...], combines: tuple[str, ...], lanes: Lanes | None):
-        self._space, self._links, self._combines, self._lanes = space, links, combines, lanes
-        self._rates = space.rates(links, combines, lanes)
-        self._are_alike = self.are_linear and len({link.bandwidth for link in links}) < 2
-        # Else all axes at once may be faster than one by one.
-        self._are_alike &= not any(link.peers or link.lines for link in links)
-        self._known: dict[tuple[float, State], NDArray[np.float64]] = {}
-        self._steps: dict[State, dict[State, tuple[float, Rate] | None]] = {}
-        self._outside: dict[tuple[float, State], dict[State, float]] = {}
-        self._into: dict[State, Steps] = {}
-        self._out_of: dict[State, Steps] = {}
+    def __init__(self, space: Space, network: Network):
+        self._met = _Met(space, network)
+        self._rates = network.rates(space.arcs, space.counts[space.arcs.sources], space.counts[space.arcs.targets])
+        self._of_sizes: dict[float, _OfSize] = {}
 
     @property
     def are_linear(self) -> bool:
@@ -165,98 +147,157 @@ class _Routes:
 
     def matrix(self, total: float, sources: Sequence[State], targets: Sequence[State]) -> Matrix:
         """The times from some states (rows) to others, for a tensor of `total` bytes."""
-        self._learn(total, [t for t in dict.fromkeys(targets) if (total, t) not in self._known])
-        made = np.full((len(sources), len(targets)), np.inf)
-        is_inside = [source in self._space.index for source in sources]
-        rows = [self._space.index[source] for source in compress(sources, is_inside)]
-        made[is_inside] = np.array([self._known[total, t][rows] for t in targets]).T
-        for i, source in enumerate(sources):
-            if not is_inside[i]:
-                made[i] = self._from_outside(total, source, targets)
-        if not self._are_alike or not all(is_inside):
-            self._join_steps(total, made, sources, targets)
-        return made
+        rows, columns = self._met.numbers(sources), self._met.numbers(targets)
+        if total not in self._of_sizes:
+            self._of_sizes[total] = _OfSize(self._met, total, self._rates.times(total))
+        return self._of_sizes[total].matrix(rows, columns)
 
-    def _learn(self, total: float, targets: Sequence[State]) -> None:
-        alike: dict[tuple[int, int], list[State]] = {}  # by what says which arcs lead there
-        for target in targets:
-            alike.setdefault((used(target), target.unreduced), []).append(target)
-        times = self._rates.times(total)
-        for states in alike.values():
-            ends = Ends(
-                np.array([math.prod(self._space.counts(state)) for state in states]),
-                np.array([self._last_steps(total, state) for state in states]),
-            )
-            found = shortest(self._space, times, ends, self._space.arcs_to(states[0]))
-            self._known.update({(total, state): row for state, row in zip(states, found, strict=True)})
 
-    def _last_steps(self, total: float, target: State) -> NDArray[np.float64]:
-        """The times from each state of the space to a target by its last step; by none, where it is one of them."""
-        times = np.full(len(self._space.index), np.inf)
-        if target in self._space.index:
-            times[self._space.index[target]] = 0.0
-            return times
-        if target not in self._into:
-            self._into[target] = Steps.into(self._space, target, self._rated)
-        steps = self._into[target]
-        np.minimum.at(times, steps.states, steps.rates.times(total))
-        return times
+class _Steps(NamedTuple):
+    """Collectives, and their rates."""
 
-    def _from_outside(self, total: float, source: State, targets: Sequence[State]) -> list[float]:
-        """The times from a state that is not in the space."""
-        known = self._outside.setdefault((total, source), {source: 0.0})
-        new = [target for target in targets if target not in known]
+    arcs: Arcs
+    rates: Rates
+
+    def also(self, other: _Steps) -> _Steps:
+        """These and others."""
+        rates = Rates(*[np.concatenate(both) for both in zip(self.rates, other.rates, strict=True)])
+        return _Steps(Arcs.of([self.arcs, other.arcs]), rates)
+
+
+class _Met:
+    """The states of a class that were met, by number, and the single collectives between them.
+
+    A space may leave out states, having too many: atoms of a dimension in another order than that of the mesh. Layouts
+    at hand may be such states. One is left and reached by a single collective from and to a state of the space, or
+    another layout at hand; so a price depends on its two ends, and not on what else is at hand.
+
+    Attributes:
+        space: the space of the class.
+        places: per state, its number in the space, or -1.
+        layouts, counts, shards, wanted: as the space has them.
+        into, out_of: collectives from the space to states that are not in it, and from these to the space.
+        ways: other collectives between states that were met, from those that are not in the space.
+        direct: where one collective does it all, over all axes at once, it may take less than one after another.
+    """
+
+    def __init__(self, space: Space, network: Network):
+        self.space, self._network = space, network
+        self._known: dict[State, int] = {}
+        self._take(space.layouts([]))
+        none = Arcs.of([])
+        self.into = self.out_of = self.ways = self.direct = self._rated(none, self.counts, self.counts)
+
+    def numbers(self, states: Sequence[State]) -> Ints:
+        """Their numbers, new ones for those that were not met."""
+        new = [state for state in dict.fromkeys(states) if state not in self._known]
         if new:
-            if source not in self._out_of:
-                self._out_of[source] = Steps.out_of(self._space, source, self._rated)
-            times = self._out_of[source].rates.times(total)
-            known.update({target: self._first_steps(total, source, times, target) for target in new})
-        return [known[target] for target in targets]
+            self._known.update(zip(new, count(len(self._known))))
+            self._meet(self.space.layouts(new))
+        return np.array([self._known[state] for state in states], np.int64)
 
-    def _first_steps(self, total: float, source: State, times: NDArray[np.float64], target: State) -> float:
-        """The time from a state that is not in the space: by one collective, or by one that leads into it, `times`."""
-        steps = self._out_of[source]
-        onward = times[steps.inside] + self._known[total, target][steps.states]
-        onward[~steps.changes.are_towards(target)[steps.inside]] = np.inf
-        least = min(math.prod(self._space.counts(end)) for end in (source, target))  # nothing is larger than both ends
-        within = onward[self._space.shards[steps.states] >= least]
-        found = min([*within, *(times[n] for n in steps.places.get(target, ()))], default=math.inf)
-        return found if math.isfinite(found) else onward.min(initial=math.inf)
+    def _take(self, layouts: Layouts) -> None:
+        space = self.space
+        self.layouts, self.places, self.wanted = layouts, space.numbers(layouts), space.wanted(layouts)
+        self.counts = space.counts_of(layouts)
+        self.shards = self.counts.prod(1)
 
-    def _rated(self, steps: Sequence[tuple[str, int, State, State]]) -> Rates:
-        return self._space.rates_of(steps, self._links, self._combines, self._lanes)
+    def _meet(self, layouts: Layouts) -> None:
+        first = len(self.places)
+        self._take(self.layouts.also(layouts))
+        for number in (np.flatnonzero(self.places[first:] < 0) + first).tolist():
+            self._leave_and_reach(number)
+        numbers = np.arange(len(self.places))
+        new, old = numbers[first:], numbers[:first]
+        for sources, targets in ((new, numbers), (old, new)):
+            found = self.space.steps(self.layouts.at(sources), self.layouts.at(targets))
+            arcs = found._replace(sources=sources[found.sources], targets=targets[found.targets])
+            at_once = arcs.are(Kind.all_gather, Kind.reduce_scatter, Kind.all_reduce, Kind.collective_permute)
+            ways = (self.places[arcs.sources] < 0) & ~arcs.are(Kind.collective_permute) & _leaves(arcs)
+            self.direct = self.direct.also(self._rated(arcs.where(at_once), self.counts, self.counts))
+            self.ways = self.ways.also(self._rated(arcs.where(ways), self.counts, self.counts))
 
-    def _join_steps(self, total: float, made: Matrix, sources: Sequence[State], targets: Sequence[State]) -> None:
-        """Where one collective does it all, over all axes at once, it may take less than one after another."""
-        columns = dict[State, list[int]]()
-        for j, target in enumerate(targets):
-            columns.setdefault(target, []).append(j)
-        for i, source in enumerate(sources):
-            known = self._steps.setdefault(source, {})
-            is_any = source.unreduced or source not in self._space.index
-            for target in columns if is_any else filter(columns.__contains__, shortened(source)):
-                if target not in known:
-                    known[target] = self._step(source, target)
-                if (step := known[target]) is not None:
-                    sent, each = step
-                    made[i, columns[target]] = np.minimum(made[i, columns[target]], each.time(sent * total))
+    def _leave_and_reach(self, number: int) -> None:
+        """Adds what leads between a state that is not in the space and those that are."""
+        space, one = self.space, self.layouts.at(np.array([number]))
+        into, out_of = space.steps(space.states, one), space.steps(one, space.states)
+        into = into.where(~into.are(Kind.all_gather, Kind.sharded_to_unreduced) | into.are_single())
+        out_of = out_of.where(_leaves(out_of))
+        into, out_of = into._replace(targets=into.targets + number), out_of._replace(sources=out_of.sources + number)
+        self.into = self.into.also(self._rated(into, space.counts, self.counts))
+        self.out_of = self.out_of.also(self._rated(out_of, self.counts, space.counts))
 
-    def _step(self, source: State, target: State) -> tuple[float, Rate] | None:
-        """What one collective from one state to another sends of a tensor, and its rate."""
-        found = self._single_step(source, target) if source != target else None
-        return found and self._rate_of(*found, source, self._space.cut(self._lanes, source, target))
+    def _rated(self, arcs: Arcs, sources: Ints, targets: Ints) -> _Steps:
+        return _Steps(arcs, self._network.rates(arcs, sources[arcs.sources], targets[arcs.targets]))
 
-    def _single_step(self, source: State, target: State) -> tuple[str, int] | None:
-        counts = self._space.counts
-        if source.unreduced == target.unreduced and counts(source) == counts(target):
-            return "collective_permute", used(source) | used(target)
-        return _single_step(source, target)
 
-    def _rate_of(self, kind: str, group: int, source: State, cut: LastCut | None) -> tuple[float, Rate]:
-        links = [self._links[a] for a in atoms_of(group)]
-        block = 1 / math.prod(self._space.counts(source))
-        sent = wire_bytes(kind, math.prod([link.size for link in links]), block, 0.0)
-        return sent, rate(kind, links, self._combines, cut)
+def _leaves(arcs: Arcs) -> Bools:
+    """Which collectives leave a state that is not in the space: several atoms are gathered, reduced, or made unreduced
+    at once, and one is sliced or scattered."""
+    alone = arcs.are(Kind.all_slice, Kind.reduce_scatter, Kind.replicated_to_unreduced)
+    return ~alone | arcs.are_single()
+
+
+class _OfSize:
+    """The times between the states that were met, for a tensor of some bytes."""
+
+    def __init__(self, met: _Met, total: float, times: Matrix):
+        self._met, self._total, self._times = met, total, times
+        self._columns: dict[int, int] = {}
+        self._found = np.zeros((len(met.space.states.unreduced), 0))
+        self._outside: dict[int, Matrix] = {}
+
+    def matrix(self, rows: Ints, columns: Ints) -> Matrix:
+        """The times from some states to others, by their numbers among those that were met."""
+        self._learn([n for n in dict.fromkeys(columns.tolist()) if n not in self._columns])
+        asked = np.array([self._columns[n] for n in columns.tolist()], np.int64)
+        places = self._met.places[rows]
+        made = self._found[np.ix_(places, asked)]
+        outside, ways = np.flatnonzero(places < 0), self._among_met(self._met.ways)
+        for i in outside.tolist():
+            made[i] = self._from_outside(int(rows[i]), ways)[asked]
+        return np.minimum(made, self._among_met(self._met.direct)[np.ix_(rows, columns)])
+
+    def _learn(self, targets: list[int]) -> None:
+        """Finds the times to states from all states of the space."""
+        if not targets:
+            return
+        met, ends = self._met, np.array(targets, np.int64)
+        last = np.full((len(self._found), len(met.places)), np.inf)
+        np.minimum.at(last, (met.into.arcs.sources, met.into.arcs.targets), met.into.rates.times(self._total))
+        inside = np.flatnonzero(met.places >= 0)
+        last[met.places[inside], inside] = 0.0
+        of = Ends(met.shards[ends], met.wanted[ends], met.layouts.unreduced[ends], last[:, ends])
+        self._columns.update(zip(targets, count(len(self._columns))))
+        self._found = np.column_stack([self._found, shortest(met.space, self._times, of)])
+
+    def _from_outside(self, source: int, ways: Matrix) -> Matrix:
+        """The times from a state that is not in the space to those to which times are known."""
+        known = self._outside.get(source, np.zeros(0))
+        if len(known) < len(self._columns):
+            targets = np.array(list(self._columns)[len(known) :], np.int64)
+            times = self._first_steps(source, targets, self._found[:, len(known) :], ways[source, targets])
+            self._outside[source] = np.append(known, np.where(targets == source, 0.0, times))
+        return self._outside[source]
+
+    def _first_steps(self, source: int, targets: Ints, found: Matrix, ways: Matrix) -> Matrix:
+        """The times by one collective, `ways`, or by one that leads into the space, from where they are `found`."""
+        met = self._met
+        arcs = met.out_of.arcs
+        some = slice(*np.searchsorted(arcs.sources, [source, source + 1]))
+        arcs, times = arcs.where(some), met.out_of.rates.times(self._total)[some]
+        onward = times[:, None] + found[arcs.targets]
+        onward[~arcs.changes().are_towards(met.wanted[targets], met.layouts.unreduced[targets])] = np.inf
+        least = np.minimum(met.shards[source], met.shards[targets])  # nothing is larger than both ends
+        within = np.where(met.space.shards[arcs.targets, None] >= least, onward, np.inf).min(0, initial=np.inf)
+        within = np.minimum(within, ways)
+        return np.where(np.isfinite(within), within, onward.min(0, initial=np.inf))
+
+    def _among_met(self, steps: _Steps) -> Matrix:
+        """The times from all states that were met to all, by single collectives."""
+        times = np.full((len(self._met.places),) * 2, np.inf)
+        np.minimum.at(times, (steps.arcs.sources, steps.arcs.targets), steps.rates.times(self._total))
+        return times
 
 
 @lru_cache(maxsize=1 << 9)
@@ -266,23 +307,7 @@ def _routes(
     combines: tuple[str, ...],
     lanes: Lanes | None,
 ) -> _Routes:
-    return _Routes(space_of(blocks, tuple([link.size for link in links])), links, combines, lanes)
-
-
-def _single_step(source: State, target: State) -> tuple[str, int] | None:
-    """The gather, reduce_scatter or all_reduce that leads from one state to another, with its group."""
-    gone = source.unreduced & ~target.unreduced
-    if target.unreduced & ~source.unreduced:
-        return None
-    pairs = list(zip(source.dims, target.dims, strict=True))
-    if source.dims == target.dims:
-        return "all_reduce", gone
-    if not gone and all(have[: len(want)] == want for have, want in pairs):
-        return "all_gather", mask_of(a for have, want in pairs for a in have[len(want) :])
-    if all(want[: len(have)] == have for have, want in pairs):
-        added = mask_of(a for have, want in pairs for a in want[len(have) :])
-        return ("reduce_scatter", gone) if added == gone else None
-    return None
+    return _Routes(space_of(blocks, tuple([link.size for link in links])), Network(links, combines, lanes))
 
 
 # Prices of reshards between given layouts, from the shortest paths of their shape class.

@@ -13,8 +13,10 @@ from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.reshard import route_prices
 from sdy_jax.lowering.reshard.layout_graph import is_small
 from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
 from sdy_jax.lowering.reshard.route_prices import RoutePrices
 from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.rates import Link, rate, wire_bytes
 from sdy_jax.lowering.targets.tpu import TPU
 
 COSTS = CostModel()
@@ -325,3 +327,99 @@ def test_a_transposed_tensor_is_of_the_class_of_the_other():
     book = RoutePrices("m", CUBE, COSTS)
     found = book.matrix((8, 16), 4.0, given, given)
     np.testing.assert_array_equal(found, book.matrix((16, 8), 4.0, turned, turned))
+
+
+# A plain search, state by state, for what the arrays find.
+
+
+def moves(state: State, atoms: int):
+    """Single collectives over one atom, all_to_alls of one pair, and all_reduces, with the states that they lead to."""
+    dims, unreduced = state
+    idle = set(range(atoms)) - {a for axes in dims for a in axes} - set(atoms_of(unreduced))
+    for dim, axes in enumerate(dims):
+        for atom in idle:
+            yield "all_slice", 1 << atom, state.with_dim(dim, (*axes, atom))
+        for atom in atoms_of(unreduced):
+            yield "reduce_scatter", 1 << atom, state.with_dim(dim, (*axes, atom), unreduced & ~(1 << atom))
+        if axes:
+            last, shorter = 1 << axes[-1], state.with_dim(dim, axes[:-1])
+            yield "all_gather", last, shorter
+            yield "sharded_to_unreduced", last, State(shorter.dims, unreduced | last)
+        for start, other in itertools.product(range(len(axes)), range(len(dims))):
+            if other != dim:
+                moved = state.with_dim(dim, axes[:start]).with_dim(other, (*dims[other], *axes[start:]))
+                yield "all_to_all", mask_of(axes[start:]), moved
+    for atom in idle:
+        yield "replicated_to_unreduced", 1 << atom, State(dims, unreduced | 1 << atom)
+    for group in range(1, 1 << atoms):
+        if group & unreduced == group:
+            yield "all_reduce", group, State(dims, unreduced & ~group)
+
+
+def plain_times(target: State, found: dict[State, list], shards: dict[State, int]) -> dict[State, float]:
+    """The least time from every state; nothing on the way has fewer shards than both ends."""
+    wanted = mask_of(a for axes in target.dims for a in axes)
+    useless = {
+        "all_slice": lambda group: group & ~wanted,
+        "reduce_scatter": lambda group: group & target.unreduced,
+        "all_reduce": lambda group: group & target.unreduced,
+        "replicated_to_unreduced": lambda group: group & ~target.unreduced,
+        "sharded_to_unreduced": lambda group: group & ~target.unreduced,
+    }
+    times: dict[State, float] = {}
+    for level in {min(shards[state], shards[target]) for state in found}:
+        left, waiting = {target: 0.0}, [target]
+        while waiting:
+            reached = waiting.pop()
+            for kind, group, state, time in found[reached]:
+                is_used = shards[state] >= level and not useless.get(kind, lambda _: 0)(group)
+                if is_used and left[reached] + time < left.get(state, math.inf):
+                    left[state] = left[reached] + time
+                    waiting.append(state)
+        times |= {state: time for state, time in left.items() if min(shards[state], shards[target]) == level}
+    return times
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_times_are_those_of_a_plain_search(seed):
+    rng = random.Random(seed)
+    sizes, rank = rng.choice([(2, 2, 2), (2, 3), (4, 2), (2, 2)]), 2
+    links = tuple([Link(n, rng.choice([1e9, 5e9]), rng.choice([0, 1e-6]), rng.choice([0, 3e-6])) for n in sizes])
+    total, combines = 4.0 ** rng.randrange(4, 14), rng.choice([(), ("all_reduce", "all_gather")])
+    given = []
+    for places in itertools.product(range(rank + 2), repeat=len(sizes)):
+        lists = [[a for a, place in enumerate(places) if place == dim] for dim in range(rank)]
+        unreduced = mask_of(a for a, place in enumerate(places) if place == rank + 1)
+        given += [State(dims, unreduced) for dims in itertools.product(*map(itertools.permutations, lists))]
+    counts = {state: [math.prod(sizes[a] for a in axes) for axes in state.dims] for state in given}
+    shards = {state: math.prod(found) for state, found in counts.items()}
+
+    def time(kind, group, state):
+        over = [links[a] for a in atoms_of(group)]
+        sent = wire_bytes(kind, math.prod(link.size for link in over), total / shards[state], 0.0)
+        return rate(kind, over, combines).time(sent) if sent else 0.0
+
+    back = {state: [] for state in given}  # what leads to each state
+    for state in given:
+        for kind, group, reached in moves(state, len(sizes)):
+            back[reached].append((kind, group, state, time(kind, group, state)))
+        for other in given:
+            if other != state and counts[other] == counts[state] and other.unreduced == state.unreduced:
+                group = mask_of(a for axes in (*state.dims, *other.dims) for a in axes) | state.unreduced
+                back[other].append(("collective_permute", group, state, time("collective_permute", group, state)))
+    asked = rng.sample(given, 12)
+    routes = route_prices._routes((math.prod(sizes),) * rank, links, combines, None)
+    matrix = routes.matrix(total, given, asked)
+    for j, target in enumerate(asked):
+        times = plain_times(target, back, shards)
+        for i, source in enumerate(given):
+            whole = [prefix[: len(axes)] == axes for prefix, axes in zip(source.dims, target.dims, strict=True)]
+            at_once = math.inf  # over several atoms
+            if all(whole) and source.unreduced == target.unreduced and source != target:
+                gone = mask_of(set(itertools.chain(*source.dims)) - set(itertools.chain(*target.dims)))
+                at_once = time("all_gather", gone, source)
+            longer = [axes[: len(prefix)] == prefix for prefix, axes in zip(source.dims, target.dims, strict=True)]
+            more = mask_of(set(itertools.chain(*target.dims)) - set(itertools.chain(*source.dims)))
+            if all(longer) and more and source.unreduced == target.unreduced | more and not target.unreduced & more:
+                at_once = min(at_once, time("reduce_scatter", more, source))
+            assert matrix[i, j] == pytest.approx(min(times.get(source, math.inf), at_once), rel=1e-12, abs=0)
