@@ -256,7 +256,12 @@ class ProgramModel:
 
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """What it costs to hold a value in its layouts, or to make some again: where it is made, until it is taken last
-        in that layout, or a copy is made of it; in others, from the first use to the last that a copy serves."""
+        in that layout, or a copy is made of it; in others, from the first use to the last that a copy serves. What has
+        one use, or none in another layout, as most values, has no copy that could be made again."""
+        if all([layout == made for layout in taken]):
+            return self._held_as_made(value, made, max([end for _, end in value.needed]))
+        if len(taken) == 1:
+            return self._held_whole(value, made, taken)
         anew = self._held_recomputed(value, made, taken)
         return anew if value.is_at_hand else min(anew, self._held_whole(value, made, taken))
 
