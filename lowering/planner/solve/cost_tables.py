@@ -46,7 +46,7 @@ def content(array: NDArray[Any], *others: NDArray[Any] | None) -> Hashable:
     """Arrays as a key."""
     arrays = array, *others
     if sum([each.nbytes for each in arrays if each is not None]) <= SMALL:
-        if not any([each is not None for each in others]):
+        if all(each is None for each in others):  # as of most
             return array.shape, array.tobytes()
         return tuple([None if each is None else (each.shape, each.tobytes()) for each in arrays])
     return _LargeContent(arrays, hash(tuple([None if array is None else _summary(array) for array in arrays])))
