@@ -352,14 +352,13 @@ def _stage(graph: Graph) -> ir.Operation:
 
 def _in_parts(program: ProgramForm) -> Iterator[ProgramForm]:
     """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
-    rule_of, shared = _rules(), _SHARED * max(program.too_much, 0.0)
-    size, before, last = None, None, math.inf
+    shared = _SHARED * max(program.too_much, 0.0)
+    graph, candidates = _candidates(program, _rules(), shared)
+    most = candidates.most
+    if program.too_much > _AS_MUCH * most:
+        return
+    size, before, last = min(most - program.too_much, _OF_LIMIT * program.search.limit), None, math.inf
     for _ in range(_TRIES):
-        graph, candidates = _candidates(program, rule_of, shared)
-        most = candidates.most
-        if program.too_much > _AS_MUCH * most:
-            return
-        size = min(most - program.too_much, _OF_LIMIT * program.search.limit) if size is None else size
         size = max(size, _LEAST * program.search.limit)
         chosen = _chosen(candidates, size)
         if not chosen or [cut for _, cut in chosen] == before:
@@ -396,11 +395,12 @@ def _chosen(candidates: BlockingCandidates, size: float) -> _Chosen:
 
 
 def _in_loops(program: ProgramForm, graph: Graph, chosen: _Chosen, rewrite: Rewrite) -> ProgramForm:
-    """A program, of which this is a copy, with some groups of it in loops."""
-    what, rule_of = tuple(_in_report(*each) for each in chosen), _rules()
+    """A program with some groups of a copy of it in loops."""
+    what, rule_of, copy = tuple(_in_report(*each) for each in chosen), _rules(), Graph(copied(graph.module))
+    same = dict(zip(graph.ops, copy.ops, strict=True))
     for each, cut in chosen:
-        run_in_parts(each.group, cut, rule_of)
-    search = program.search.of(erase_dead_code(Graph(graph.module)), program.incumbent)
+        run_in_parts(each.group.among(same), cut, rule_of)
+    search = program.search.of(erase_dead_code(Graph(copy.module)), program.incumbent)
     blocked = (*program.blocked, *what)
     return ProgramForm(
         search, program.what, blocked=blocked, rewrites=program.after(rewrite), incumbent=program.incumbent

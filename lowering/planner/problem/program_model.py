@@ -6,7 +6,7 @@ See docs/explanation/planner.md#the-problem.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,10 +20,6 @@ from sdy_jax.lowering.planner.problem.layout_table import Prices, ValueClass
 
 Chosen = list[int]
 """Per node, the number of the chosen candidate."""
-
-
-Layouts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
-"""By node, the layouts of its slots."""
 
 
 class Port(NamedTuple):
@@ -208,13 +204,12 @@ class ProgramModel:
 
     def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
         """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""
-        if value.maker is None:
+        if value.maker is None or not value.uses:
             return 0.0
-        nodes = dict.fromkeys([value.maker.node, *(use.node for use in value.uses)])
-        return self._paid(value, {node: self.nodes[node].candidates[chosen[node]].layouts for node in nodes})
+        return self.paid(value, self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses])
 
-    def _paid(self, value: ModelValue, layouts: Layouts) -> float:
-        """As `value_cost`, with the layouts of nodes."""
+    def _paid(self, value: ModelValue, layouts: Sequence[tuple[int, ...]]) -> float:
+        """As `value_cost`, with the layouts of the slots of all nodes."""
         if value.maker is None or not value.uses:
             return 0.0
         made, taken = layouts[value.maker.node][value.maker.slot], [layouts[node][slot] for node, slot in value.uses]
@@ -256,7 +251,12 @@ class ProgramModel:
 
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """What it costs to hold a value in its layouts, or to make some again: where it is made, until it is taken last
-        in that layout, or a copy is made of it; in others, from the first use to the last that a copy serves."""
+        in that layout, or a copy is made of it; in others, from the first use to the last that a copy serves. What has
+        one use, or none in another layout, as most values, has no copy that could be made again."""
+        if taken.count(made) == len(taken):
+            return self._held_as_made(value, made, max([end for _, end in value.needed]))
+        if len(taken) == 1:
+            return self._held_whole(value, made, taken)
         anew = self._held_recomputed(value, made, taken)
         return anew if value.is_at_hand else min(anew, self._held_whole(value, made, taken))
 

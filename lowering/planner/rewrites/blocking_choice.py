@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 
 from jax.extend.mlir import ir
@@ -213,6 +213,8 @@ class BlockingCandidates:
         self._limit = limit
         self._graph, self._prices, self._mesh, self._fusion = graph, prices, mesh, fusion
         self._growth = Growth(rule_of, prices.bytes_of)
+        self._group = cache(self._growth.group)
+        """Asked for again for each size."""
         self._number = {op: number for number, op in enumerate(graph.ops)}
         self._seen = set[Op]()
 
@@ -260,7 +262,7 @@ class BlockingCandidates:
         if value.owner in used or value.owner in self._seen:
             return
         for span in spans_of(value):
-            group = self._growth.group(value, span)
+            group = self._group(value, span)
             if group is None or used.intersection(group.stretch):
                 continue
             self._seen.update(group.ops)

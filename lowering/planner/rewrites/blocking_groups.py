@@ -14,7 +14,9 @@ for what comes of it with attention.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,8 +38,7 @@ RuleOf = Callable[[Op], OpShardingRule | None]
 """The rules of ops, without factors along which a part of the result is not computed of one part of each operand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A factor of `size` in dimension `dim` of a value, which is `outer` x `size` x `inner`."""
 
     dim: int
@@ -173,6 +174,13 @@ class Group:
     def ops(self) -> list[Op]:
         return list(self.splits)
 
+    def among(self, ops: Mapping[Op, Op]) -> Group:
+        """The same group of a copy of the program; `ops`: those of the copy, by the program's own."""
+        splits = {ops[op]: split for op, split in self.splits.items()}
+        block = next(iter(splits)).block
+        assert block is not None
+        return Group(block, splits)
+
     @property
     def stretch(self) -> list[Op]:
         """The ops of the block from the first of the group to the last."""
@@ -218,9 +226,10 @@ class Growth:
     def __init__(self, rule_of: RuleOf, size_of: Callable[[Value], float]):
         self.size_of, self.nothing = cache(size_of), MadeOfNothing()
         self._positions: dict[Block, dict[Op, int]] = {}
+        # All are asked for again by the groups around each value that an op is connected with.
         self._split = cache(lambda op, tensor, span: split_along(op, rule_of(op), tensor, span))
         self._makers = cache(lambda op: frozenset(value.owner for value in _taken(op) if isinstance(value.owner, Op)))
-        """Both are asked for again by the groups around each value that an op is connected with."""
+        self._joins = cache(lambda op: fuses(op) or is_sum(op))
 
     def connected(self, value: Value) -> float:
         """The bytes from which on values belong to the group of a value, what makes them and what takes them."""
@@ -241,12 +250,17 @@ class Growth:
         maker = value.defining_op
         assert maker is not None and maker.block is not None
         growing = _Growing(
-            maker.block, self._split, self._makers, lambda other: self.size_of(other) >= least, self.nothing
+            maker.block,
+            self._positions_in(maker.block),
+            self._split,
+            self._makers,
+            self._joins,
+            lambda other: self.size_of(other) >= least,
+            self.nothing,
         )
         growing.grow(maker, len(maker.operands) + value.index, span)
-        positions = self._positions_in(maker.block)
-        growing.join(positions)
-        return Group(maker.block, growing.independent(positions)), Group(maker.block, growing.splits(positions))
+        growing.join()
+        return Group(maker.block, growing.independent()), Group(maker.block, growing.splits())
 
     def _positions_in(self, block: Block) -> dict[Op, int]:
         if block not in self._positions:
@@ -255,27 +269,30 @@ class Growth:
 
 
 class _Growing:
-    """A group while it grows. `is_large`: of values whose makers and users belong to it; `nothing`: values that
-    each part makes for itself."""
+    """A group while it grows. `positions`: of the block's ops; `joins`: of small ops that may join what they are
+    between; `is_large`: of values whose makers and users belong to it; `nothing`: values that each part makes for
+    itself."""
 
     def __init__(
         self,
         block: Block,
+        positions: Mapping[Op, int],
         split: SplitOf,
         makers: Callable[[Op], frozenset[Op]],
+        joins: Callable[[Op], bool],
         is_large: Callable[[Value], bool],
         nothing: MadeOfNothing,
     ):
-        self._block, self._split, self._makers = block, split, makers
-        self._is_large, self._nothing = is_large, nothing
+        self._block, self._positions, self._split, self._makers = block, positions, split, makers
+        self._joins, self._is_large, self._nothing = joins, is_large, nothing
         self._splits: dict[Op, Split] = {}
         self._refused = set[Op]()
 
     def grow(self, op: Op, tensor: int, span: Span) -> None:
         """Adds an op, and all that is connected with it by large values."""
-        waiting = [(op, tensor, span)]
+        waiting = deque([(op, tensor, span)])
         while waiting:
-            op, tensor, span = waiting.pop(0)
+            op, tensor, span = waiting.popleft()
             if op not in self._splits and op not in self._refused and self._add(op, tensor, span):
                 waiting += self._neighbours(op)
 
@@ -311,27 +328,45 @@ class _Growing:
             if span is not None and self._is_large(value) and not widens(op):
                 yield from ((user, index, span) for user, index in value.uses)
 
-    def join(self, positions: Mapping[Op, int]) -> None:
+    def join(self) -> None:
         """Adds small ops through which what the group makes comes back to it, as sums of rows of which each element is
         divided."""
-        ops, after = self._stretch(positions), dict[Op, tuple[int, Span]]()
-        for op in ops:
-            if op not in self._splits and op not in self._refused:
-                found = next(self._taken_from(op, after), None)
-                if found is not None and (fuses(op) or is_sum(op)):
-                    after[op] = found
-        before = set[Op]()
-        for op in reversed(ops):
+        after, before = self._behind(), set[Op]()
+        for op in reversed(after):
             users = (user for value in op.results for user, _ in value.uses)
-            if op in after and any(user in self._splits or user in before for user in users):
+            if any(user in self._splits or user in before for user in users):
                 before.add(op)
-        for op in ops:
+        for op in after:
             if op in before and (found := next(self._taken_from(op, {}), None)):
                 self._add(op, *found)
 
-    def _stretch(self, positions: Mapping[Op, int]) -> list[Op]:
+    def _behind(self) -> dict[Op, tuple[int, Span]]:
+        """The small ops that take what the group makes in parts, or what others of them make, in order, up to the last
+        op of the group. They alone are visited: the groups around all values of a program would else go through all of
+        it each."""
+        found, last = dict[Op, tuple[int, Span]](), max(map(self._positions.__getitem__, self._splits), default=-1)
+        waiting, seen = list[tuple[int, Op]](), set[int]()
+
+        def wait(op: Op) -> None:
+            for user, _ in (use for value in op.results for use in value.uses):
+                position = self._positions.get(user, last + 1)
+                if position <= last and position not in seen and user not in self._splits:
+                    seen.add(position)
+                    heapq.heappush(waiting, (position, user))
+
+        for op in self._splits:
+            wait(op)
+        while waiting:
+            _, op = heapq.heappop(waiting)
+            taken = next(self._taken_from(op, found), None) if op not in self._refused and self._joins(op) else None
+            if taken is not None:
+                found[op] = taken
+                wait(op)
+        return found
+
+    def _stretch(self) -> list[Op]:
         """The ops of the block from the first of the group to the last."""
-        places = [positions[op] for op in self._splits]
+        places = [self._positions[op] for op in self._splits]
         return self._block.ops[min(places, default=0) : max(places, default=-1) + 1]
 
     def _taken_from(self, op: Op, others: Mapping[Op, tuple[int, Span]]) -> Iterator[tuple[int, Span]]:
@@ -344,11 +379,11 @@ class _Growing:
             elif (split := self._splits.get(value.owner)) and (span := split.results[value.index]):
                 yield index, span
 
-    def independent(self, positions: Mapping[Op, int]) -> dict[Op, Split]:
+    def independent(self) -> dict[Op, Split]:
         """The ops of the group, in order, but for those that depend on what is complete only when all parts are done:
         what ops of the group reduce, and what others make of what the group makes."""
         found, complete = dict[Op, Split](), set[Op]()
-        for op in self._stretch(positions):
+        for op in self._stretch():
             takes = self._makers(op)
             waits = not complete.isdisjoint(takes) or any(maker in found and found[maker].kind for maker in takes)
             if op in self._splits and not waits:
@@ -357,9 +392,9 @@ class _Growing:
                 complete.add(op)
         return found
 
-    def splits(self, positions: Mapping[Op, int]) -> dict[Op, Split]:
+    def splits(self) -> dict[Op, Split]:
         """All ops of the group, in order."""
-        return {op: self._splits[op] for op in sorted(self._splits, key=positions.__getitem__)}
+        return {op: self._splits[op] for op in sorted(self._splits, key=self._positions.__getitem__)}
 
 
 def _needed(group: Group) -> dict[Op, Split]:

@@ -42,10 +42,13 @@ SMALL = 1 << 12
 of 12 layers has 22,000 such comparisons, a tenth of the solver's time. No result depends on it."""
 
 
-def content(*arrays: NDArray[Any] | None) -> Hashable:
+def content(array: NDArray[Any], *others: NDArray[Any] | None) -> Hashable:
     """Arrays as a key."""
-    if sum([array.nbytes for array in arrays if array is not None]) <= SMALL:
-        return tuple([None if array is None else (array.shape, array.tobytes()) for array in arrays])
+    arrays = array, *others
+    if sum([each.nbytes for each in arrays if each is not None]) <= SMALL:
+        if all(each is None for each in others):  # as of most
+            return array.shape, array.tobytes()
+        return tuple([None if each is None else (each.shape, each.tobytes()) for each in arrays])
     return _LargeContent(arrays, hash(tuple([None if array is None else _summary(array) for array in arrays])))
 
 
@@ -81,7 +84,7 @@ class Vector:
     __slots__ = ("is_zero", "values")
 
     def __init__(self, values: Costs):
-        self.values, self.is_zero = values, not values.any()
+        self.values, self.is_zero = values, not np.count_nonzero(values)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -172,7 +175,7 @@ class Pool:
 
     def normal(self, values: Costs) -> tuple[Vector, float]:
         """The vector with a minimum of 0, and what was subtracted."""
-        least = float(values.min())
+        least = float(MIN(values))
         return self.vector(self._clamped(values - least, values)), least
 
     def picked(self, vector: Vector, choices: Choices) -> Vector:
@@ -233,7 +236,7 @@ class Pool:
             cols = MIN(rest)
             rest = self._clamped(rest - cols, rest)
             rest[:, cols >= LIMIT] = 0.0
-        left = self.table(rest, table.rows, table.cols) if rest.any() else None
+        left = self.table(rest, table.rows, table.cols) if np.count_nonzero(rest) else None
         return self.vector(table.by_row(rows)), self.vector(table.by_col(cols)), left
 
     def minimised(self, vector: Vector, table: Table) -> Vector:

@@ -123,8 +123,9 @@ class _OfEach:
         self._function, self._known = function, np.zeros(0, np.intp)
 
     def __call__(self, layouts: Layouts) -> Layouts:
-        more = max(int(layouts.max(initial=-1)) + 1 - len(self._known), 0)
-        self._known = np.pad(self._known, (0, more), constant_values=self._UNKNOWN)
+        more = int(layouts.max(initial=-1)) + 1 - len(self._known)
+        if more > 0:
+            self._known = np.pad(self._known, (0, more), constant_values=self._UNKNOWN)
         found = self._known[layouts]
         if (found == self._UNKNOWN).any():
             for layout in np.unique(layouts[found == self._UNKNOWN]).tolist():

@@ -420,9 +420,14 @@ def test_constraints_hold_in_each_part():
     ],
 )
 def test_more_parts_have_to_hold_less(monkeypatch, held, tried):
-    found = iter(held)
+    found, looked = iter(held), []
     program = SimpleNamespace(too_much=1000.0, search=SimpleNamespace(limit=1000.0))
-    monkeypatch.setattr(plan_program, "_candidates", lambda *_: (None, SimpleNamespace(most=2000.0)))
+
+    def candidates(*_):
+        looked.append(program)
+        return None, SimpleNamespace(most=2000.0)
+
+    monkeypatch.setattr(plan_program, "_candidates", candidates)
     monkeypatch.setattr(plan_program, "_chosen", lambda _, size: [(None, size)])
 
     def in_loops(*_):
@@ -431,3 +436,4 @@ def test_more_parts_have_to_hold_less(monkeypatch, held, tried):
 
     monkeypatch.setattr(plan_program, "_in_loops", in_loops)
     assert [each.too_much for each in plan_program._in_parts(program)] == tried
+    assert looked == [program]  # what could be in parts is the same for all sizes

@@ -75,3 +75,23 @@ def test_nodes_keep_to_the_candidates_that_a_move_allows():
     found = improved_locally(model, start, [only], model.cost(start))
     for node, before, now in zip(model.nodes, start, found, strict=True):
         assert node.candidates[before].layouts[-1] == node.candidates[now].layouts[-1]
+
+
+@pytest.mark.parametrize(
+    ("taken", "held"),
+    [
+        ([2, 2, 2], 3 * 4),  # as it is made, until its last use
+        ([0], 2 + 1),  # moved at once into a layout that is smaller, in which it is then for its use
+        ([3], 2 * 3 + 4),  # moved late into one that is larger
+        ([2, 0], 2 * 3 + 1),
+    ],
+)
+def test_values_are_held_from_where_they_are_made_to_their_last_use(taken, held):
+    model = ProgramModel(RandomPrices(random.Random(0)))
+    value = model.add_value(SHAPE, 1.0)
+    model.add_node([Candidate((2,), 0.0, 0.0)], 1.0, [], [value])
+    for layout in taken:
+        model.add_node([Candidate((layout,), 0.0, 0.0)], 1.0, [value], [])
+    model.values[value].needed = [(use.node, use.node) for use in model.values[value].uses]
+    model.set_memory_multipliers([1.0] * len(model.nodes))
+    assert model.held([0] * len(model.nodes)) == held
