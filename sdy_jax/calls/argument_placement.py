@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from typing import Any
 
 import jax
@@ -99,7 +101,24 @@ def _as_written(stated: NamedSharding, planned: NamedSharding, shape: Sequence[i
     is_so = says_all(stated) and (
         0 in shape or NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, len(shape))
     )
-    return stated if is_so else NamedSharding(planned.mesh, planned.spec, memory_kind=stated.memory_kind)
+    if not is_so:
+        return NamedSharding(planned.mesh, planned.spec, memory_kind=stated.memory_kind)
+    return _dividing(stated, shape) if 0 in shape else stated
+
+
+def _dividing(stated: NamedSharding, shape: Sequence[int]) -> NamedSharding:
+    """A sharding without the axes that do not divide a dimension, as plans leave them out of what has elements."""
+    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in stated.spec.partitions]
+    left = [_leading(axes, size, stated.mesh.shape) for axes, size in zip(entries, shape, strict=False)]
+    if left == entries:
+        return stated
+    return NamedSharding(stated.mesh, PartitionSpec(*left), memory_kind=stated.memory_kind)
+
+
+def _leading(axes: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The most leading axes that divide a dimension."""
+    counts = accumulate([sizes[axis] for axis in axes], operator.mul)
+    return axes[: len(list(takewhile(lambda count: size % count == 0, counts)))]
 
 
 def formats_of_arguments(call: Arguments, planned: PlannedCall) -> Any:

@@ -193,6 +193,19 @@ def test_functions_that_make_nothing_of_something(name: str, number: int) -> Non
     check(f"{name} {number}", MADE[name], (FULL.shape,))
 
 
+@pytest.mark.parametrize(
+    ("shape", "spec", "found"),
+    [((0, 8), P("x", "y"), P("x")), ((0, 8), P(None, ("x", "y")), P(None, "x")), ((8, 0), P("y", "x"), P(None, "x"))],
+)
+def test_axes_that_do_not_divide_are_left_out_as_of_results_with_elements(shape, spec, found) -> None:
+    mesh = jax.make_mesh((2, 3), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    f = sdy.partition(jnp.tanh, mesh=mesh, out_shardings=spec, on_unknown="ignore")
+    empty = f(np.zeros(shape, np.float32))
+    assert empty.shape == shape and not np.asarray(empty).size
+    assert empty.sharding.is_equivalent_to(NamedSharding(mesh, found), 2)
+    assert {shard.data.shape for shard in empty.addressable_shards} == {empty.sharding.shard_shape(shape)}
+
+
 def test_they_are_arguments_of_the_next_call() -> None:
     def double(x: Any) -> Any:
         return x * 2
