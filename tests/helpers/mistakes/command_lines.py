@@ -70,7 +70,7 @@ LINES = [
     Line(("plan", "m.mlir", "--why", "h"), "m.mlir: error: no value is called 'h'", "ask for an argument or result", 1),
     Line(("plan", "m.mlr"), "m.mlr: error: No such file or directory", "did you mean m.mlir?", 1),
     Line(("plan", "op.mlir"), "op.mlir:3:8: error:", "did you mean stablehlo.dot?", 1),
-    Line(("plan", "two.mlir"), "at two.mlir:1, two.mlir:8", "--split-input-file", 1),
+    Line(("plan", "two.mlir"), "at two.mlir:1, two.mlir:8", "--function", 1),
     Line(("plan", "junk.npz"), "junk.npz:1:1: error:", "expected MLIR", 1),
     Line(("plan", "m.mlir", "--mesh", "data"), "--mesh data", "data=2,model=4"),
     Line(("plan", "m.mlir", "--mesh", "data=two"), "'data=two'", "data=2,model=4"),
