@@ -14,6 +14,7 @@ import numpy as np
 import sdy_jax as sdy
 from sdy_jax.lowering.targets.rates import Link, rate
 from sdy_jax.lowering.targets.torus import Line, Lines, Torus
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo_module import HloCollective, HloInstruction
 from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, no_kernel, waiting
 
@@ -23,8 +24,7 @@ CLOCK = 1.5e9
 LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6)
 """Along a ring of a slice: what the ops around a collective take is among the cycles of these."""
 
-TORUS = Torus(2, around=16, as_rings=16)
-"""That of a v5e."""
+TORUS = TPU.machines["tpu v5e"].links.torus or Torus(2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from jax.sharding import PartitionSpec as P
 
 # isort: split
 from comparing import Cost, rank_correlation
-from timing import compiler_time, fullest_bucket, paired_ratio
+from timing import Seconds, compiler_time, fullest_bucket, paired_ratio
 from training import FAST, MODELS, ROWS, training_rows
 from workloads import MESHES
 
 import sdy_jax as sdy
+from sdy_jax.plan.hlo_module import HloCollective
 from sdy_jax.plan.profile import HloTotals, estimated_cycles
 
 bench_bytes = loaded("bench_bytes")
@@ -106,6 +107,21 @@ ENTRY %main (x: f32[8]) -> f32[8] {
     assert found.work == pytest.approx(10e-6)
     assert found.sent == pytest.approx(1e-6 + 2 * 1.5e-6 + 2 * 3 / 4 * 32 / 90e9)
     assert found.total == found.work + found.sent
+
+
+@pytest.mark.parametrize(
+    ("group", "seconds"),
+    [
+        (range(256), 255 / 180e9 + 15e-6),  # both dimensions at once
+        (range(0, 256, 16), 15 / 90e9 + 7.5e-6),
+        (range(8), 7 / 45e9 + 7e-6),  # a part of a ring is a line
+        ((0, 17, 35), 2 / 90e9 + 1e-6),  # no lines: taken for a ring
+    ],
+)
+def test_collectives_of_compiled_programs_are_timed_by_the_places_of_chips(group, seconds):
+    places = [(x, y, 0) for x in range(16) for y in range(16)]
+    found = HloCollective("all-gather", len(group), 1, len(group) - 1.0, 1, tuple(group))
+    assert Seconds(places)(found) == pytest.approx(1e-6 + seconds)
 
 
 def test_rank_correlation_does_not_ask_how_far_apart_values_are():
