@@ -21,6 +21,7 @@ from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State,
 from sdy_jax.lowering.reshard.solution import priced, solved
 from sdy_jax.lowering.targets.axis_rates import with_cuts
 from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.torus import SCATTERED_AT_ONCE
 
 # A reshard as a plan: its collectives in order, what they send, and their time.
 
@@ -73,10 +74,6 @@ Lines = Mapping[str, tuple[tuple[int, int], ...]]
 """Per mesh axis its parts, major to minor, that each lie along one dimension of the torus: size and dimension. None
 where it goes around."""
 
-_FEW = 8
-"""Chips of which reduce-scatters stay what they are, however they lie. Measured (2026-11, libtpu 0.0.51, v5e:2x4): of
-more, XLA makes all-reduces, which send twice the bytes."""
-
 
 def along_lines(
     step: Collective, before: TensorSharding, shape: Sequence[int], itemsize: float, lines: Lines, mesh: Mesh
@@ -95,7 +92,7 @@ def along_lines(
     parts = [(dim, part) for dim, axes in enumerate(step.op.axes) for part in _parts(axes, lines, mesh)]
     if len(parts) < 2 or any(n % k for n, k in zip(shape, step.result.shard_counts(mesh), strict=True)):
         axes = [axis for _, part in parts for axis in part]
-        goes_around = any(lines.get(axis.name) == () for axis in axes) and axes_size(axes, mesh) > _FEW
+        goes_around = any(lines.get(axis.name) == () for axis in axes) and axes_size(axes, mesh) > SCATTERED_AT_ONCE
         return (replace(step, wire_bytes=2 * step.wire_bytes) if goes_around else step,)
     return tuple(_scatters(step, before, parts, shape, itemsize, mesh))
 

@@ -35,7 +35,7 @@ from sdy_jax.lowering.targets.target import (
     machines,
     no_machine,
 )
-from sdy_jax.lowering.targets.torus import Lines, Torus, cut_lines, lines_of_axes
+from sdy_jax.lowering.targets.torus import SCATTERED_AT_ONCE, Lines, Torus, cut_lines, lines_of_axes
 from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
 
 # What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
@@ -467,7 +467,7 @@ class CostModel:
 
     def lines(self, mesh: Mesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
         """As `Target.lines`: how axes lie on the torus of a machine whose chips have no places; none of few chips."""
-        if self.torus_kind is None or mesh.size <= _FEW:
+        if self.torus_kind is None or mesh.size <= SCATTERED_AT_ONCE:
             return ()
         found = _lines_of(self, mesh).items()
         return tuple([(axis, tuple([(line.size, line.dimension) for line in lines])) for axis, lines in found])
@@ -547,10 +547,6 @@ def _network(hosts: Hosts, mesh: Mesh | None) -> dict[str, float]:
 _SLOW = 4
 """How many times as fast the fastest axis has to be. Published (of machines in `targets/`): networks take 9 to 29 times
 as long as links. Anything between 2 and 9 tells the two apart."""
-
-
-_FEW = 8
-"""Chips of which reduce-scatters stay what they are, however they lie. Measured (`reshard/planner.py`)."""
 
 
 @lru_cache(maxsize=1 << 8)

@@ -47,7 +47,7 @@ def content(array: NDArray[Any], *others: NDArray[Any] | None) -> Hashable:
     arrays = array, *others
     if sum([each.nbytes for each in arrays if each is not None]) <= SMALL:
         if all(each is None for each in others):  # as of most
-            return array.shape, array.tobytes()
+            return array.shape, array.tobytes(), len(others)
         return tuple([None if each is None else (each.shape, each.tobytes()) for each in arrays])
     return _LargeContent(arrays, hash(tuple([None if array is None else _summary(array) for array in arrays])))
 
