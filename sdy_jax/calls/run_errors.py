@@ -99,7 +99,7 @@ def not_there(error: BaseException, plan: Plan) -> UnsupportedError | None:
             f"..., platform={platform!r}), or run the program where it is"
         )
     if (elements := _NO_ELEMENTS.search(text)) is not None:
-        line = _line_of(plan, lambda op: elements["value"] in str(op.attribute("value")))
+        line = _line_of(plan, lambda op: elements["value"] in str(op.attributes.get("value")))
         return UnsupportedError(
             f"{line}: the elements of a constant are sparse, or not in the program ({elements['value'].strip('<')}); "
             "to fix: write all of them, as dense<...>, or print the program with none elided"

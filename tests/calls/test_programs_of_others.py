@@ -269,6 +269,16 @@ def test_a_constant_whose_elements_are_a_resource_of_the_file_has_them(name: str
     np.testing.assert_allclose(run(X), X + np.arange(4, dtype=np.float32), rtol=1e-6)
 
 
+def test_constants_of_complex_numbers_stand_beside_resources() -> None:
+    text = """func.func @main(%x: tensor<8xcomplex<f32>>) -> tensor<8xcomplex<f32>> {
+  %c = stablehlo.constant dense<(0.0, 1.0)> : tensor<8xcomplex<f32>>
+  %0 = stablehlo.multiply %x, %c : tensor<8xcomplex<f32>>
+  return %0 : tensor<8xcomplex<f32>>
+}"""
+    x = np.arange(8, dtype=np.complex64)
+    np.testing.assert_array_equal(sdy.partition(sdy.loads(f"{MESH}\n{text}"))(x), x * 1j)
+
+
 @pytest.mark.parametrize("elements", ["dense_resource<__elided__>", "sparse<[[1]], [2.0]>"])
 def test_a_constant_without_its_elements_is_planned_and_said_when_it_runs(elements: str) -> None:
     run = sdy.partition(sdy.loads(with_resource(elements)))

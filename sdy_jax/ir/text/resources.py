@@ -43,7 +43,11 @@ def settle_constants(module: ir.Operation) -> None:
 
 
 def _is_dense(constant: ir.Operation) -> bool:
-    return isinstance(constant.attributes["value"].maybe_downcast(), ir.DenseElementsAttr)
+    try:
+        value = constant.attributes["value"].maybe_downcast()
+    except TypeError:  # jaxlib has no class for those of complex numbers
+        return True
+    return isinstance(value, ir.DenseElementsAttr)
 
 
 def _blobs(module: ir.Operation) -> dict[str, str]:
