@@ -6,7 +6,7 @@ See docs/explanation/reshards.md#fast-and-slow-axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -92,25 +92,27 @@ def least_time(
     for axis in slow:
         across = _received_along(axis, source, target, mesh) * block
         if across:
-            time = max(time, across / costs.bandwidth_of(axis) + fastest(max(wire - across, 0.0), mesh, costs))
+            rest = fastest(max(wire - across, 0.0), mesh, costs)
+            time = max(time, across / _speeds(mesh, costs)[axis] + rest)
     return time
 
 
 def fastest(wire: float, mesh: Mesh, costs: CostModel) -> float:
-    """The time that `wire` bytes take over the fastest axes of a mesh."""
-    return wire / _fastest(mesh, costs) if wire and costs.bandwidth else wire
-
-
-@lru_cache(maxsize=1 << 8)
-def _fastest(mesh: Mesh, costs: CostModel) -> float:
-    return max(costs.speeds([AxisRef(axis.name) for axis in mesh.axes], mesh), default=1.0)
+    """The time that `wire` bytes take over the fastest axis of a mesh."""
+    return wire / max(_speeds(mesh, costs).values(), default=1.0) if wire and costs.bandwidth else wire
 
 
 @lru_cache(maxsize=1 << 8)
 def slower_axes(mesh: Mesh, costs: CostModel) -> tuple[str, ...]:
     """The axes of a mesh that are slower than others."""
-    rates = {axis.name: costs.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
-    return tuple([name for name, rate in rates.items() if rate < max(rates.values())])
+    speeds = _speeds(mesh, costs)
+    return tuple([name for name, speed in speeds.items() if speed < max(speeds.values())])
+
+
+@lru_cache(maxsize=1 << 8)
+def _speeds(mesh: Mesh, costs: CostModel) -> Mapping[str, float]:
+    """Bytes per second along each axis; of one with a slower major part, along the rest."""
+    return {axis.name: costs.link(AxisRef(axis.name), mesh).speed for axis in mesh.axes if axis.size > 1}
 
 
 def _is_even(shape: tuple[int, ...], ends: Iterable[AnyLayout], mesh: Mesh) -> bool:

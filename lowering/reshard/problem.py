@@ -16,7 +16,7 @@ from sdy_jax.ir.collectives import BY_STRIPS, leads_to_blocks
 from sdy_jax.ir.meshes import primes
 from sdy_jax.lowering.reshard.relayouts import Atoms, Change, StripTotals, change, is_relaid, sent
 from sdy_jax.lowering.reshard.strips import block_length
-from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, last_cut, rate, speeds, wire_bytes
+from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, last_cut, rate, wire_bytes
 
 # States of an abstract reshard: which atoms split each dimension, and which are unreduced; steps, and their prices.
 #
@@ -165,18 +165,15 @@ class ReshardProblem:
 
     @cached_property
     def fastest(self) -> float:
-        """The most bytes per second, before they are rounded, along any atoms."""
-        return max(speeds(self.links)) / min([link.moved for link in self.links]) if self.links else 1.0
+        return max(map(self.speed, range(len(self.links))), default=1.0)
 
     @cached_property
     def slowest(self) -> float:
-        """The least bytes per second along an atom."""
-        return min([link.bandwidth / link.moved for link in self.links], default=1.0)
+        return min(map(self.speed, range(len(self.links))), default=1.0)
 
     def speed(self, atom: int) -> float:
-        """The most bytes per second over atoms of which this is one."""
-        link = self.links[atom]
-        return self.fastest if link.lines else link.bandwidth / link.moved
+        """The bytes per second along an atom, before they are rounded."""
+        return self.links[atom].speed / self.links[atom].moved
 
     @cached_property
     def slow_atoms(self) -> tuple[int, ...]:
@@ -210,7 +207,7 @@ class ReshardProblem:
 
     def is_of_one_speed(self, group: int) -> bool:
         """Whether the atoms in a mask are equally fast, so that nothing is gained by taking one before the others."""
-        return len({self.links[a].bandwidth for a in atoms_of(group)}) < 2
+        return len({self.links[a].speed for a in atoms_of(group)}) < 2
 
     def used(self, state: State) -> int:
         """Atoms that shard a dimension or are unreduced."""

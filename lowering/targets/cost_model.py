@@ -24,7 +24,7 @@ from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_p
 from sdy_jax.lowering.targets.axis_rates import cut as cut_at
 from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
-from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, speeds, wire_bytes
+from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.target import (
     Hosts,
     family_of,
@@ -117,7 +117,7 @@ def _laid(sizes: Mapping[str, int], machine: str) -> dict[str, tuple[float, floa
     devices follow each other, in one direction."""
     lines = lines_of_axes(tuple(sizes.values()), machines()[machine].links.torus if machine else None)
     links = {name: Link(size, hop=1.0, lines=own) for (name, size), own in zip(sizes.items(), lines, strict=True)}
-    return {name: (link.around / Link(link.size, hop=1.0).around, min(speeds([link]))) for name, link in links.items()}
+    return {name: (link.around / Link(link.size, hop=1.0).around, link.speed) for name, link in links.items()}
 
 
 def axes_over_network(mesh: AnyMesh, machine: str) -> dict[str, int]:
@@ -460,10 +460,10 @@ class CostModel:
         known = (self.bandwidth_of(rates), latency, start, lines, self._copies, self.moved)
         return Link(size, *known, far=whole // end, peers=int(of_axis(self.peers, rates)))
 
-    def speeds(self, axes: Iterable[AxisRef], mesh: Mesh) -> list[float]:
-        """Bytes per second that a device sends along each of some axes, and along those of a torus together."""
+    def speed(self, axes: Iterable[AxisRef], mesh: Mesh) -> float:
+        """Bytes per second that a device sends along the slowest of some axes."""
         parts = [part for axis in axes for part in cut_at(axis, mesh, self.major_parts)]
-        return speeds([link for part in parts if (link := self.link(part, mesh)).size > 1])
+        return min([link.speed for part in parts if (link := self.link(part, mesh)).size > 1], default=1.0)
 
     def lines(self, mesh: Mesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
         """As `Target.lines`: how axes lie on the torus of a machine whose chips have no places; none of few chips."""

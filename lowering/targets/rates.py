@@ -11,7 +11,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from sdy_jax.base.errors import InternalError
-from sdy_jax.lowering.targets.torus import Line, Lines, cut_lines, joined
+from sdy_jax.lowering.targets.torus import Lines, cut_lines
 
 # What devices rearrange of what they send and receive, where arrays lie in tiles.
 #
@@ -215,10 +215,15 @@ class Link(NamedTuple):
     peers: int = 0
 
     @property
+    def speed(self) -> float:
+        """Bytes per second that a device sends along it, along all of its lines at once."""
+        return self.bandwidth * sum([line.speed for line in self.lines]) if self.lines else self.bandwidth
+
+    @property
     def around(self) -> float:
         """Seconds until the farthest device is reached."""
         if self.lines:
-            return self.hop * sum([line.hops for line in _joined([self])])
+            return self.hop * sum([line.hops for line in self.lines])
         return self.hop * (_hops(self.far * self.size) - _hops(self.far))
 
     @property
@@ -279,48 +284,23 @@ class Rate(NamedTuple):
 def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: LastCut | None = None) -> Rate:
     """The rate of a kind of collective over links; `combines` as in a cost model, `cut`: of the last dimension.
 
-    Hops add up along each link; the slowest one decides about bytes. Where each pair has its own link, g devices use
-    g-1 of each other's, and a permute one.
+    Hops add up along each link; the slowest one decides about bytes. In an all_to_all that line of a torus decides on
+    which most passes. Where each pair has its own link, g devices use g-1 of each other's, and a permute one.
     """
     links = [link for link in links if link.size > 1]
     if not links:
         return Rate(0.0, 0.0)
-    along, others = [link for link in links if link.lines], [link for link in links if not link.lines]
-    direct = math.prod([link.size for link in others if link.peers])
-    times = [1 / (link.bandwidth * _reached(kind, link.peers, direct)) for link in others]
-    if along:
+    direct = math.prod([link.size for link in links if link.peers])
+    per_byte = 1 / min([link.speed * _reached(kind, link.peers, direct) for link in links])
+    if kind in _EXCHANGES:
         group = math.prod([link.size for link in links])
-        times.append(_along_lines(kind, _joined(along), group) / min([link.bandwidth for link in along]))
-    per_byte = max(times)
+        turned = [line.turn / _kept(group) / link.bandwidth for link in links for line in link.lines]
+        per_byte = max([per_byte, *turned])
     per_byte += max([link.copies.of(kind, cut) for link in links])
     if kind in _MOVES:
         per_byte *= max([link.moved for link in links])
     fixed = _fixed(kind, links) + max([link.copies.fixed(kind, cut) for link in links])
     return Rate(fixed, per_byte, kind in combines)
-
-
-def speeds(links: Sequence[Link]) -> list[float]:
-    """Bytes per second that a device sends over each of some links, and over those of a torus together."""
-    along = [link for link in links if link.lines]
-    together = [min([link.bandwidth for link in along]) * sum([line.speed for line in _joined(along)])] if along else []
-    return together + [link.bandwidth for link in links if not link.lines]
-
-
-def _joined(links: Sequence[Link]) -> list[Line]:
-    return joined([line for link in links for line in link.lines])
-
-
-def _along_lines(kind: str, lines: Sequence[Line], group: int) -> float:
-    """The time in which a device sends a byte along lines of a torus, beside that along a ring of neighbours.
-
-    All lines are used at once, but an all_to_all takes as long as along the line on which most passes, and a permute is
-    to the next one.
-    """
-    if kind == "collective_permute":
-        return 1.0
-    if kind in _EXCHANGES:
-        return max([line.turn for line in lines]) / _kept(group)
-    return 1 / sum([line.speed for line in lines])
 
 
 def _reached(kind: str, peers: int, group: int) -> float:
@@ -335,11 +315,7 @@ def _fixed(kind: str, links: Sequence[Link]) -> float:
     if kind == "collective_permute":
         return start + min([link.next for link in links])
     turns = row(kind)[1]
-    if not turns:
-        return 0.0
-    around = sum([link.around for link in links if not link.lines])
-    hop = max([link.hop for link in links if link.lines], default=0.0)
-    return start + turns * (around + hop * sum([line.hops for line in _joined(links)]))
+    return start + turns * sum([link.around for link in links]) if turns else 0.0
 
 
 def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:

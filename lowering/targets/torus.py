@@ -95,28 +95,6 @@ Lines = tuple[Line, ...]
 """Those of a mesh axis, major to minor."""
 
 
-def joined(lines: Iterable[Line]) -> list[Line]:
-    """Lines of several axes, or of parts of one: those that lie in one dimension are one line.
-
-    >>> joined([Line(0, 4, 4, 16), Line(1, 2), Line(0, 4, 1, 16)])
-    [Line(dimension=0, size=16, far=1, around=16), Line(dimension=1, size=2, far=1, around=0)]
-    """
-    found = dict[int, Line]()
-    for line in sorted(lines, key=lambda line: (line.dimension, line.far)):
-        before = found.get(line.dimension)
-        found[line.dimension] = line if before is None else _joined(before, line)
-    return list(found.values())
-
-
-def _joined(near: Line, far: Line) -> Line:
-    size = near.size * far.size
-    if near.far * near.size == far.far:
-        return far._replace(size=size, far=near.far)
-    if near.is_ring and far.is_ring:  # through the same chips
-        return far._replace(size=size, around=size * far.far)
-    return far._replace(size=size, around=0)
-
-
 @lru_cache(maxsize=1 << 10)
 def lines_of_axes(sizes: tuple[int, ...], torus: Torus | None) -> tuple[Lines, ...]:
     """How mesh axes of these sizes lie on a slice of as many chips as they have, as `jax.make_mesh` lays them: the last

@@ -148,4 +148,4 @@ def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[Recorded
 def _bandwidth(record: CollectiveRecord, mesh: Mesh, costs: CostModel) -> float:
     """The bytes per second that a device sends, of the slowest of the links."""
     axes = record.axes or tuple(AxisRef(axis.name) for axis in mesh.axes)
-    return min(costs.speeds(axes, mesh))
+    return costs.speed(axes, mesh)

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh
 from sdy_jax import AxisRef, CostModel, Mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.lowering.targets.rates import Link
-from sdy_jax.lowering.targets.torus import Line, Torus, cut_lines, joined, lines_of_axes
+from sdy_jax.lowering.targets.torus import Line, Torus, cut_lines, lines_of_axes
 
 FLAT, CUBES = Torus(2, around=16, as_rings=16), Torus(3, around=4, in_cubes=True)
 
@@ -55,22 +55,18 @@ def test_axes_fill_the_slice(torus):
             continue
         found = lines_of_axes(sizes, torus)
         assert [math.prod([line.size for line in lines]) for lines in found] == list(sizes)
-        together = joined([line for lines in found for line in lines])
-        dims = {line.dimension: line.size for line in together}
-        assert tuple(dims.get(dim, 1) for dim in range(torus.dimensions)) == torus.sizes(chips)
-        assert all(line.far == 1 for line in together)
+        filled = [1] * torus.dimensions
+        for line in sorted((line for lines in found for line in lines), key=lambda line: line.far):
+            assert line.far == filled[line.dimension]
+            filled[line.dimension] *= line.size
+        assert tuple(filled) == torus.sizes(chips)
 
 
 def test_parts_of_axes_are_parts_of_their_lines():
     whole = lines_of_axes((256,), FLAT)[0]
     major, minor = cut_lines(whole, [4, 64])
     assert math.prod([line.size for line in minor]) == 64 and [line.size for line in major] == [4]
-    assert sorted(joined([*major, *minor])) == sorted(whole)
-
-
-def test_lines_that_do_not_follow_each_other_are_no_ring():
-    (found,) = joined([Line(0, 2, 1, 16), Line(0, 2, 8, 16)])
-    assert found.size == 4 and not found.is_ring
+    assert [line for line in minor if line.is_ring] == [whole[1]] and major[0].far == 4
 
 
 def rates(model, axes, mesh):
@@ -99,10 +95,11 @@ def test_an_axis_over_two_dimensions_uses_both_and_waits_for_the_hops_of_each():
     }
 
 
-def test_two_axes_over_the_same_chips_are_as_one():
-    one, two = Mesh.of(x=256), Mesh.of(x=16, y=16)
-    assert rates(bare(one), ["x"], one) == rates(bare(two), ["x", "y"], two)
-    assert rates(bare(two), ["x"], two)["all_gather"] == (7.5, 90)
+def test_of_several_axes_the_slowest_decides():
+    mesh = Mesh.of(x=16, y=16)
+    assert rates(bare(mesh), ["x"], mesh)["all_gather"] == (7.5, 90)
+    assert rates(bare(mesh), ["x", "y"], mesh)["all_gather"] == (15, 90)
+    assert rates(bare(mesh), ["x", "y"], mesh)["all_to_all"] == (15, round(90 / 4 * 255 / 256, 3))
 
 
 def test_lines_have_half_the_rate_and_all_of_their_hops():
@@ -149,7 +146,7 @@ def test_parts_with_rates_of_their_own_are_not_on_the_torus():
     model = CostModel.of_machine("tpu v5e", mesh, {"data:(1)2": 3e9})
     slow, fast = (AxisRef.canonical("data", before, size, mesh) for before, size in ((1, 2), (2, 256)))
     assert not model.link(slow, mesh).lines and len(model.link(fast, mesh).lines) == 2
-    assert model.speeds([fast], mesh) == [180e9] and model.speeds([slow], mesh) == [3e9]
+    assert model.speed([fast], mesh) == 180e9 and model.speed([slow], mesh) == model.speed([slow, fast], mesh) == 3e9
 
 
 def test_links_are_cut_with_their_lines():
