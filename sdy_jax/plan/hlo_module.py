@@ -312,15 +312,9 @@ def group_size(attributes: str, devices: int) -> int:
     """
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
         return sum(source != target for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1]))
-    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
-        return int(iota[1])
-    if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", named[1])}
-        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", named[2])
-        return math.prod(int(size) if size else sizes[name] for name, size in axes)
     if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
         return max((group.count(",") + 1 for group in re.findall(r"\{[\d,]+\}", listed[1])), default=devices)
-    raise ParseError(f"a collective's groups cannot be read: {attributes[:_SHOWN]!r}")
+    return len(first_group(attributes, devices))
 
 
 def first_group(attributes: str, devices: int) -> tuple[int, ...]:
@@ -328,16 +322,15 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
     empty where they say from which device to which is sent."""
     if "source_target_pairs" in attributes:
         return ()
-    size = group_size(attributes, devices)
-    if iota := re.search(r"replica_groups=\[[\d,]+\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
-        sizes = _numbers(iota[1])
-        order = _numbers(iota[2]) if iota[2] else range(len(sizes))
-        return tuple(np.arange(math.prod(sizes)).reshape(sizes).transpose(order).ravel()[:size].tolist())
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        sizes = _numbers(iota[2])
+        order = _numbers(iota[3]) if iota[3] else range(len(sizes))
+        return tuple(np.arange(math.prod(sizes)).reshape(sizes).transpose(order).ravel()[: int(iota[1])].tolist())
     if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
         return tuple(_first_along(named[1], named[2]).tolist())
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
-        return _numbers(listed[1])
-    return tuple(range(size))
+    if listed := re.search(r"replica_groups=\{(?:\{([\d,]*)\}|\})", attributes):
+        return _numbers(listed[1]) if listed[1] else tuple(range(devices))
+    raise ParseError(f"a collective's groups cannot be read: {attributes[:_SHOWN]!r}")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
