@@ -115,9 +115,14 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
 def _laid(sizes: Mapping[str, int], machine: str) -> dict[str, tuple[float, float]]:
     """How far it is around each axis of a torus, and how fast a device sends along it, beside an axis along which all
     devices follow each other, in one direction."""
-    lines = lines_of_axes(tuple(sizes.values()), machines()[machine].links.torus if machine else None)
+    lines = lines_of_axes(tuple(sizes.values()), _torus_of(machine))
     links = {name: Link(size, hop=1.0, lines=own) for (name, size), own in zip(sizes.items(), lines, strict=True)}
     return {name: (link.around / Link(link.size, hop=1.0).around, link.speed) for name, link in links.items()}
+
+
+def _torus_of(machine: str) -> Torus | None:
+    """That of a machine; None where there is none, or no machine: each axis of a torus is then a ring."""
+    return machines()[machine].links.torus if machine else None
 
 
 def axes_over_network(mesh: AnyMesh, machine: str) -> dict[str, int]:
@@ -467,15 +472,10 @@ class CostModel:
 
     def lines(self, mesh: Mesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
         """As `Target.lines`: how axes lie on the torus of a machine whose chips have no places; none of few chips."""
-        if self.torus_kind is None or mesh.size <= SCATTERED_AT_ONCE:
+        if _torus_of(self.machine) is None or mesh.size <= SCATTERED_AT_ONCE:
             return ()
         found = _lines_of(self, mesh).items()
         return tuple([(axis, tuple([(line.size, line.dimension) for line in lines])) for axis, lines in found])
-
-    @property
-    def torus_kind(self) -> Torus | None:
-        """That along which the axes of the torus lie; None where each of them is a ring."""
-        return machines()[self.machine].links.torus if self.machine else None
 
     @property
     def of_rounded(self) -> CostModel:
@@ -553,7 +553,7 @@ as long as links. Anything between 2 and 9 tells the two apart."""
 def _lines_of(model: CostModel, mesh: Mesh) -> Mapping[str, Lines]:
     """How the axes of the torus lie on it, major parts with rates of their own left out."""
     sizes = {name: size // model.major_parts.get(name, 1) for name, size in mesh.sizes.items() if name in model.torus}
-    return dict(zip(sizes, lines_of_axes(tuple(sizes.values()), model.torus_kind), strict=True))
+    return dict(zip(sizes, lines_of_axes(tuple(sizes.values()), _torus_of(model.machine)), strict=True))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -150,7 +150,7 @@ def cut_lines(lines: Iterable[Line], sizes: Sequence[int]) -> list[Lines]:
         parts = list[Line]()
         while size > 1 and rest:
             line = rest.pop()
-            part = math.gcd(size, line.size) if line.size > 1 else 1
+            part = math.gcd(size, line.size)
             if part > 1:
                 parts.append(line._replace(size=part))
                 size //= part
