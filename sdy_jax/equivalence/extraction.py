@@ -29,6 +29,7 @@ from sdy_jax.ir.operations import (
     pre_order,
     referenced_functions,
     renamed,
+    replace_by_body,
     replace_op,
     text_of_constant,
     top_level,
@@ -240,7 +241,7 @@ def on_whole_arrays(module: ir.Operation) -> ir.Operation:
             elif op.name in dropped:
                 op.erase()
             elif op.name == "sdy.named_computation":
-                _take_out(op)
+                replace_by_body(op, body_of(op), op.operands)
             elif op.name == "sdy.constant":
                 _forget(op)
                 replace_op(op, list(_plain_constant(op).results))
@@ -248,19 +249,6 @@ def on_whole_arrays(module: ir.Operation) -> ir.Operation:
                 _forget(op)
         expand_own_ops(module)
     return module
-
-
-def _take_out(op: ir.Operation) -> None:
-    """Puts the body of a named computation, which computes on whole values, in its place."""
-    body = body_of(op)
-    for argument, operand in zip(body.arguments, op.operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    *inner, terminator = [each.operation for each in body.operations]
-    for each in inner:
-        each.move_before(op)
-    returned = list(terminator.operands)
-    terminator.erase()
-    replace_op(op, returned)
 
 
 def is_manual(module: ir.Operation) -> bool:

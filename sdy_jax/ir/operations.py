@@ -247,6 +247,19 @@ def replace_op(op: ir.Operation, values: Sequence[ir.Value]) -> None:
     op.erase()
 
 
+def replace_by_body(op: ir.Operation, body: ir.Block, operands: Sequence[ir.Value] = ()) -> None:
+    """Puts the ops of one of an op's blocks in its place: `operands` are what the block takes, and what it returns are
+    the op's results."""
+    for argument, operand in zip(body.arguments, operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *inner, end = [each.operation for each in body.operations]
+    for each in inner:
+        each.move_before(op)
+    returned = list(end.operands)
+    end.erase()
+    replace_op(op, returned)
+
+
 def renamed(op: ir.Operation, name: str) -> ir.Operation:
     """A new op before one without regions, which it is like but for its name."""
     return ir.Operation.create(

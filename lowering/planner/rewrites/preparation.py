@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.new_ops import any_number
-from sdy_jax.ir.operations import COMPUTATIONS, replace_op
+from sdy_jax.ir.operations import COMPUTATIONS, replace_by_body
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.elementwise import known_scalar
 from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding
@@ -187,10 +187,7 @@ def inline_settled_branches(graph: Graph) -> Graph:
     """Puts the ops of branches that are always taken in the place of their conditionals."""
     settled = [(op, number) for op in graph.ops if (number := _branch_taken(op)) is not None]
     for op, number in reversed(settled):  # those inside before those around them
-        *body, end = [inner.operation for inner in op.mlir.regions[number].blocks[0].operations]
-        for inner in body:
-            inner.move_before(op.mlir)
-        replace_op(op.mlir, list(end.operands))
+        replace_by_body(op.mlir, op.mlir.regions[number].blocks[0])
     return Graph(graph.module) if settled else graph
 
 

@@ -23,8 +23,8 @@ from sdy_jax.ir.operations import (
     module_meshes,
     named,
     pre_order,
+    replace_by_body,
     replace_op,
-    terminator_of,
     top_level,
 )
 from sdy_jax.ir.shardings import TensorSharding
@@ -178,7 +178,7 @@ def lowered_on_blocks(
         text = str(lowered.compiler_ir("stablehlo"))
     module = ir.Module.parse(text, context)
     for computation in named(module.operation, "sdy.manual_computation"):
-        _unwrap(computation)
+        replace_by_body(computation, body_of(computation), computation.operands)
     return module
 
 
@@ -201,16 +201,3 @@ def _replace_functions(module: ir.Operation, lowered: ir.Module) -> None:
     for function in top_level(lowered.operation, "func.func"):
         function.detach_from_parent()
         at_end.insert(function)
-
-
-def _unwrap(computation: ir.Operation) -> None:
-    """Puts the body of a computation in its place; its blocks are what it takes."""
-    body = body_of(computation)
-    for argument, operand in zip(body.arguments, computation.operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    last = terminator_of(body)
-    returned = list(last.operands)
-    for op in [op.operation for op in body.operations][:-1]:
-        op.move_before(computation)
-    last.erase()
-    replace_op(computation, returned)
