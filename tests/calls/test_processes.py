@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from cluster_step import CLUSTER, ClusterStep
 from process_programs import HEARTBEAT, batch, ended, initial, loss, mesh_of, reports, resume, start, trained
 
 TWO_OR_FOUR = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -130,3 +131,19 @@ def test_processes_of_which_some_find_their_programs_train_as_one(
             np.testing.assert_allclose(report["losses"], one_process, rtol=1e-5)
             for same in ("fingerprint", "lowered"):
                 assert report[same] == runs[0][0][same], same
+
+
+@pytest.mark.slow
+def test_a_cluster_of_four_processes_of_sixteen_devices_trains_a_model_on_four_axes(tmp_path: Path) -> None:
+    found = reports("cluster", 4, tmp_path, devices=16, timeout=500)
+    assert len({report["fingerprint"] for report in found}) == 1
+    expected = ClusterStep.on({**CLUSTER, "data": 1, "fsdp": 2, "tensor": 2}).losses()
+    for report in found:
+        np.testing.assert_allclose(report["losses"], expected, rtol=1e-2)  # in bfloat16
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.slow
+def test_sixteen_processes_make_one_plan(tmp_path: Path) -> None:
+    found = reports("agree", 16, tmp_path, timeout=500)
+    assert len({report["fingerprint"] for report in found}) == 1

@@ -2,7 +2,7 @@
 
     process_programs.py NAME INDEX COUNT PORT FOLDER
 
-Each has four virtual CPU devices; they exchange data by gloo.
+Each has four virtual CPU devices, or as many as are asked for; they exchange data by gloo.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cluster_step import CLUSTER, ClusterStep
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from places import ROOT
@@ -33,12 +34,12 @@ HEARTBEAT = 4
 """Seconds after which a process that is gone is missed."""
 
 
-def start(name: str, count: int, folder: Path, **environment: str) -> list[subprocess.Popen[str]]:
-    """All processes of a program."""
+def start(name: str, count: int, folder: Path, devices: int = 4, **environment: str) -> list[subprocess.Popen[str]]:
+    """All processes of a program, of so many devices each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
     own = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
@@ -66,9 +67,11 @@ def ended(processes: Sequence[subprocess.Popen[str]], timeout: float = 100) -> l
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
-def reports(name: str, count: int, folder: Path, **environment: str) -> list[dict[str, Any]]:
+def reports(
+    name: str, count: int, folder: Path, devices: int = 4, timeout: float = 100, **environment: str
+) -> list[dict[str, Any]]:
     """What each process of a program reports."""
-    found = ended(start(name, count, folder, **environment))
+    found = ended(start(name, count, folder, devices, **environment), timeout)
     assert [status for status, _ in found] == [0] * count, "\n".join(output for _, output in found)
     return [json.loads((folder / f"{name}.{index}").read_text()) for index in range(count)]
 
@@ -253,13 +256,27 @@ def resume(folder: Path) -> dict[str, Any]:
     return {"first": first, "losses": trained(mesh_of(jax.devices()), state, first)}
 
 
+# A cluster: a model with experts on four mesh axes, over all devices of all processes.
+
+
+def cluster(folder: Path) -> dict[str, Any]:
+    """Trains over all devices of all processes."""
+    step = ClusterStep.on(CLUSTER)
+    return {"losses": step.losses(), "fingerprint": step.fingerprint()}
+
+
+def agree(folder: Path) -> dict[str, Any]:
+    """Plans for all devices of all processes, and runs nothing."""
+    return {"fingerprint": ClusterStep.on(CLUSTER).fingerprint()}
+
+
 def main() -> None:
     name, index, count, port, folder = sys.argv[1:]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         f"127.0.0.1:{port}", int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=60
     )
-    programs = {program.__name__: program for program in (train_apart, differ, die, fail, resume)}
+    programs = {program.__name__: program for program in (train_apart, differ, die, fail, resume, cluster, agree)}
     report = programs[name](Path(folder))
     (Path(folder) / f"{name}.{index}").write_text(json.dumps(report))
 
