@@ -90,6 +90,19 @@ def test_nothing_but_permutes_is_sent(mesh):
     assert "all_gather" not in text
 
 
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_nothing_is_written_before_the_parts_of_a_product(mesh, platform):
+    ring = ring_of(mesh, ("data", "model"))
+
+    def run(x, w):
+        return Gathered(x, 1, ring).times(w, 0, NUMBERS, multiply)
+
+    whole = jax.shard_map(run, mesh=mesh, in_specs=(split(1, ("data", "model")), P()), out_specs=P(), check_vma=False)
+    text = jax.jit(whole).trace(jnp.asarray(X), jnp.asarray(W)).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("AllocateBuffer") == 1
+    assert "dense<0.000000e+00>" not in text
+
+
 FAST = sdy.CostModel(latency=1e-7, flop=1e-11, bandwidth={"data": 1e9, "model": 1e9}, memory=1e-13)
 """A machine on which products take about as long as sending what they take."""
 
