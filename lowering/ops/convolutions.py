@@ -66,19 +66,20 @@ def _space(op: Op, dims: ConvolutionDimensionNumbers) -> list[_Space]:
 
 @strategies("stablehlo.convolution")
 def _convolution_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    space = _space(op, convolution_dimension_numbers(op))
+    dims = convolution_dimension_numbers(op)
+    space, batch = _space(op, dims), frozenset(rule.mappings[2][dims.output_batch])
     fetches = [found for dim in space if (found := _fetch(rule, dim)) is not None]
     split = frozenset(found.factor for found in fetches)
     spatial = frozenset(f for dim in space for f in (*rule.mappings[0][dim.input], *rule.mappings[1][dim.kernel]))
     splittable = ((pass_through_factors(rule) | rule.reduction) - spatial) | split
     inside = fetched(0, op.operands[0].shape or (), rule.mappings[0], fetches)
     kind = sum_kind(op.results[0].dtype)
-    partial = Strategy("partial", splittable, rule.reduction & splittable, kind, tuple(inside))
+    partial = Strategy("partial", splittable, rule.reduction & splittable, kind, tuple(inside), batch=batch)
     alone = _of_kernel_alone(rule, space)
     if not alone:
         return [partial]
     whole = splittable - spatial
-    return [partial, Strategy("split_kernel", whole | alone, (rule.reduction & whole) | alone, kind)]
+    return [partial, Strategy("split_kernel", whole | alone, (rule.reduction & whole) | alone, kind, batch=batch)]
 
 
 def _of_kernel_alone(rule: OpShardingRule, space: Sequence[_Space]) -> frozenset[int]:

@@ -432,10 +432,28 @@ class CostModel:
         >>> CostModel.of_machine("a100", ["data"]).pace("f32"), CostModel.of_machine("a100", ["data"]).pace("i8")
         (2.0, 0.5)
         """
-        known = machines().get(self.machine)
-        if known is None or self.flop != 2 / known.chip.flops:
+        if not self._has_published_work:
             return 1.0
-        return known.chip.flops / family_of_machine(self.machine).products(known.chip, dtype, precision)
+        chip = machines()[self.machine].chip
+        return chip.flops / family_of_machine(self.machine).products(chip, dtype, precision)
+
+    def pace_of_batches(self, count: int | None) -> float:
+        """How long an operation of a convolution takes beside `flop` that has so many batches on a device; 1 for other
+        ops, which have none.
+
+        >>> v5e = CostModel.of_machine("v5e", ["data"])
+        >>> v5e.pace_of_batches(1), v5e.pace_of_batches(8), v5e.pace_of_batches(None)
+        (2.5, 1.0, 1.0)
+        """
+        if count is None or not self._has_published_work:
+            return 1.0
+        return family_of_machine(self.machine).batches(count)
+
+    @property
+    def _has_published_work(self) -> bool:
+        """Whether operations take what is published of a machine."""
+        known = machines().get(self.machine)
+        return known is not None and self.flop == 2 / known.chip.flops
 
     def bucket_bytes(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> float:
         """The size at which latency is a tenth of a collective's time, in bytes that each device sends.

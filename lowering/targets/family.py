@@ -243,6 +243,10 @@ def _one_rate(chip: Chip, dtype: str, precision: str) -> float:
     return chip.flops
 
 
+def _one_pace(count: int) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family of devices.
@@ -257,6 +261,7 @@ class Family:
         usual: the machine that is meant where only the family is said; none for one whose rates are not published.
         products: operations per second of products whose operands have an element type, as MLIR writes it, at a
             precision, as `jax.lax.Precision` calls it; of types of which nothing is published that of bfloat16.
+        batches: how long a convolution of so many batches takes beside one of many, of as many operations.
     """
 
     name: str
@@ -267,3 +272,4 @@ class Family:
     flop: float = FLOP
     usual: str = ""
     products: Callable[[Chip, str, str], float] = _one_rate
+    batches: Callable[[int], float] = _one_pace

@@ -167,24 +167,31 @@ class OpProblem(NamedTuple):
 
 
 class DeviceWork(NamedTuple):
-    """What one device performs: operations, and the bytes of its memory that it reads and writes, where a strategy says
-    them."""
+    """What one device performs: operations, and the bytes of its memory that it reads and writes, and how many batches
+    a convolution has there, where a strategy says them."""
 
     operations: float
     traffic: float | None = None
+    batches: int | None = None
 
 
 def work_in_shards(strategy: Strategy, rule: OpShardingRule, shards: Shards) -> DeviceWork:
     """What one device performs where each factor of a rule is in as many shards."""
     traffic = None if strategy.traffic is None else strategy.traffic(shards)
-    return DeviceWork(_operations(strategy, rule, shards), traffic)
+    batches = _local_size(strategy.batch, rule, shards) if strategy.batch else None
+    return DeviceWork(_operations(strategy, rule, shards), traffic, batches)
 
 
 def _operations(strategy: Strategy, rule: OpShardingRule, shards: Shards) -> float:
     if strategy.operations is not None:
         return strategy.operations(shards)
     shared = range(len(shards)) if strategy.work is None else strategy.work
-    return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in shared])
+    return _local_size(shared, rule, shards)
+
+
+def _local_size(factors: Iterable[int], rule: OpShardingRule, shards: Shards) -> int:
+    """That of a block of these factors on one device."""
+    return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in factors])
 
 
 def work_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> DeviceWork:
@@ -210,7 +217,7 @@ def work_time(
 ) -> float:
     """The time of one device's own work, on blocks of so many elements of operands and results. `written`: the results
     that are written to memory though nothing is said of them."""
-    operations, traffic = work.operations * kind.pace, work.traffic
+    operations, traffic = work.operations * kind.pace * costs.pace_of_batches(work.batches), work.traffic
     touched, launch = _as_written(kind.touched, written, costs)
     if traffic is not None:
         return costs.work_time(operations, traffic) + launch

@@ -106,6 +106,17 @@ def test_images_split_over_rows_send_the_rows_that_windows_reach(name):
     assert flops(compiled) < alone(function, IMAGE) / 8 * 1.3 + 1e4  # windows at edges are computed on both sides
 
 
+@pytest.mark.parametrize("name", ["3x3", "3x3 with stride 2", "3x3 of dilation 2"])
+def test_rows_of_neighbours_stand_beside_a_block_which_is_written_nowhere(name):
+    """Compilers for TPUs read such a concatenation within the convolution."""
+    function = lambda x: split(COUNTED[name][0](split(x, None, "x")), None, "x")  # noqa: E731
+    token = PARTITIONED.set(True)
+    text = sdy.partition(function, mesh=LINE).lower(IMAGE).as_text()
+    PARTITIONED.reset(token)
+    assert "stablehlo.concatenate" in text
+    assert not any(op in text for op in ("stablehlo.dynamic_update_slice", "stablehlo.pad"))
+
+
 def test_both_gradients_of_a_convolution():
     """Of its input nothing more than forward is sent; a term of the kernel's is added up."""
 

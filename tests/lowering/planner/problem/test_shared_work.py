@@ -42,7 +42,7 @@ def test_a_device_performs_its_share_at_the_stated_efficiency(target: str) -> No
     assert kind is not None and kind.multiplies
     shardings = (parse_sharding('<@mesh, [{"x"}, {}]>'),) * 2
     for mesh, shards in ((Mesh.of(x=8), 8), (Mesh.of(x=1), 1), (Mesh.of(x=48), 32)):
-        assert work_done(kind, shardings, mesh) == pytest.approx((6.4e9 / 2 / 0.5 / shards, 8e6 / shards))
+        assert work_done(kind, shardings, mesh)[:2] == pytest.approx((6.4e9 / 2 / 0.5 / shards, 8e6 / shards))
     assert operations_of(op) == 6.4e9  # as people count
 
 
