@@ -23,9 +23,8 @@ from sdy_jax.annotate.trees import by_argument
 from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.base.files import refusal
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.calls.entry_points import part_with, parted, program_module
+from sdy_jax.calls.loaded_modules import part_with, parted, program_module, settle_constants, settle_frontend_shardings
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
-from sdy_jax.ir.frontend_attributes import settle_frontend_shardings
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh
@@ -40,7 +39,6 @@ from sdy_jax.ir.operations import (
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.ir.text.modules import SourceError, new_context, text_module
-from sdy_jax.ir.text.resources import settle_constants
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.ir.verification import verify_module
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
