@@ -17,7 +17,6 @@ from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.kernels import verified_kernels
-from sdy_jax.equivalence.process import run_in_child
 from sdy_jax.equivalence.subject import (
     Subjects,
     is_bound_here,
@@ -30,7 +29,7 @@ from sdy_jax.equivalence.subject import (
     subjects_of,
     uneven,
 )
-from sdy_jax.equivalence.trial import run_here
+from sdy_jax.equivalence.trial import run_here, run_in_child
 from sdy_jax.equivalence.verification import Job, Outcome, Trial, Verification, VerifiedCase
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh
