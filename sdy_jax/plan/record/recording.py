@@ -31,9 +31,7 @@ from sdy_jax.plan.explanations.layout_reasons import RESULTS, Mark
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
-from sdy_jax.plan.record.host_memory import host_memory
 from sdy_jax.plan.record.names import Names, Places, Tensors, frame_of
-from sdy_jax.plan.record.phases import locations_again, phases_of
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
     RecordedAxis,
@@ -50,7 +48,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_memory import memory_record
+from sdy_jax.plan.record.recorded_memory import host_memory, locations_again, memory_record, phases_of
 from sdy_jax.plan.record.recorded_ops import CollectiveRecords, OpRecords, PipelineRecords, key_of, ops_in, tried
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
