@@ -473,8 +473,18 @@ def _seed(text: str) -> int:
 
 # The command line: `sdy-jax opt`, `plan`, `run`, `verify`, `doctor` and `clear`.
 #
-# Here are the exit statuses; `options` has the options, `sdy_jax.cli` does the work. It is imported when a command
-# runs, and jax with it, so that `--help` is quick.
+# Here are the exit statuses. What does the work is imported when a command runs, and jax with it, so that `--help` is
+# quick.
+
+_WORK = {
+    "opt": ("opt", "run"),
+    "plan": ("plan", "run"),
+    "run": ("run", "run"),
+    "verify": ("run", "compare"),
+    "doctor": ("doctor", "run"),
+    "clear": ("plan", "clear"),
+}
+"""The module of each command, and its function."""
 
 _INTERRUPTED = 130
 """Given by shells: 128 and the number of the signal."""
@@ -512,9 +522,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    command = import_module(f"sdy_jax.cli.{options.command}")
+    module, function = _WORK[options.command]
+    work = getattr(import_module(f"sdy_jax.cli.{module}"), function)
     unfiltered = import_module("sdy_jax.base.jax_calls").unfiltered  # for `described_bug`
     with unfiltered(), terminal.printed_warnings():
-        status = int(command.run(options))
+        status = int(work(options))
     sys.stdout.flush()
     return status
