@@ -17,8 +17,7 @@ from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_calls import api_boundary, explaining_misfits
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.mesh_dialects.semantics import shards
-from sdy_jax.mesh_dialects.semantics.checks import AxisIndices
-from sdy_jax.mesh_dialects.semantics.grid import Coordinate, Grid, Index
+from sdy_jax.mesh_dialects.semantics.grid import AxisIndices, Coordinate, Grid, Index
 from sdy_jax.runtime.meshes import RefinedMesh
 
 # Which grid a call means, and which of its axes and devices: what users write, as the semantics take it.

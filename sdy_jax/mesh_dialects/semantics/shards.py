@@ -18,20 +18,18 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, packing, reductions
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlanner
-from sdy_jax.mesh_dialects.semantics.checks import (
-    AxisIndices,
-    DeviceAxes,
-    check_axes,
-    check_neighbors,
-    check_whole_device,
-)
 from sdy_jax.mesh_dialects.semantics.collectives import combined, combined_pieces, exchanged
 from sdy_jax.mesh_dialects.semantics.grid import (
     NUMBERS,
     Arithmetic,
+    AxisIndices,
     Coordinate,
+    DeviceAxes,
     Grid,
     Index,
+    check_axes,
+    check_neighbors,
+    check_whole_device,
     coordinates_in_group,
     op,
     position,
