@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sdy_jax.plan.source.elementwise import ELEMENTWISE
 from sdy_jax.plan.source.expressions import (
     LARGEST_INLINE,
     LINE_LENGTH,
@@ -25,7 +26,6 @@ from sdy_jax.plan.source.expressions import (
 )
 from sdy_jax.plan.source.loops import CALL
 from sdy_jax.plan.source.names import MOVED, Names, Sources, kind_name, names_by_source
-from sdy_jax.plan.source.printers.elementwise import ELEMENTWISE
 from sdy_jax.plan.source.steps import LOOKUP, Block, Step, Value, use_counts
 
 INDENT = "    "

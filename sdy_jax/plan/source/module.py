@@ -24,7 +24,7 @@ from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import entries_of
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.plan.source import printers  # noqa: F401  (fills the registry)
+from sdy_jax.plan.source import control_flow, elementwise, reductions  # noqa: F401  (each registers its printers)
 from sdy_jax.plan.source.blocks import INDENT, BlockWriter
 from sdy_jax.plan.source.expressions import TEXT_LENGTH, Expr, dtype_text, formatted, shape_text, spec_text, tuple_text
 from sdy_jax.plan.source.loops import with_layers, with_plain_loops
