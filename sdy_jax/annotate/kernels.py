@@ -44,7 +44,7 @@ from sdy_jax.ir.custom_ops import (
 )
 from sdy_jax.ir.jax_shardings import AnyMesh
 from sdy_jax.ir.kernels.grid_rule import Call, GridRule, call_on_blocks, grid_rule
-from sdy_jax.ir.kernels.library_functions import LIBRARY
+from sdy_jax.ir.kernels.libraries import LIBRARY
 from sdy_jax.ir.kernels.recognition import LibraryRule, Recognized, kernel_in, recognized
 from sdy_jax.ir.kernels.work import work_of_call
 from sdy_jax.ir.operations import (

@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-def
 from sdy_jax.base.jax_primitives import pallas_call_p
 from sdy_jax.ir.kernels.body import equations_in
 from sdy_jax.ir.kernels.grid_rule import Call
-from sdy_jax.ir.kernels.library_functions import LIBRARY, REAL, WHOLE, LibraryFunction, dimensions, sizes_of
+from sdy_jax.ir.kernels.libraries import LIBRARY, REAL, WHOLE, LibraryFunction, dimensions, sizes_of
 from sdy_jax.ir.shardings import OpShardingRule
 
 # Whether two jaxprs are traces of one function: equal but for names, source lines, and where values lie.
