@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.jax_shardings import bytes_text, type_text
-from sdy_jax.ir.locations import Frame, frames_of, place_of, short_source
+from sdy_jax.ir.locations import Frame, alike_from_start, frames_of, place_of, short_source
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.ops.collectives.packing import collective_kind
 from sdy_jax.lowering.ops.emit import NotedOp
@@ -146,10 +146,7 @@ def common_frames(locations: Sequence[ir.Location]) -> int:
     """How many of the outermost frames all locations have: those around the function that was traced."""
     found: list[Frame] | None = None
     for frames in filter(None, (frames_of(location)[::-1] for location in locations)):
-        if found is None:
-            found = frames
-        count = next((i for i, pair in enumerate(zip(found, frames, strict=False)) if pair[0] != pair[1]), len(frames))
-        found = found[:count]
+        found = frames if found is None else found[: alike_from_start(found, frames)]
     return len(found or ())
 
 
