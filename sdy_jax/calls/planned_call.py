@@ -105,7 +105,7 @@ def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:
     return replace(plan, collectives=(*plan.collectives, *found), planner=None)
 
 
-class View(Enum):
+class CallView(Enum):
     """How a call is looked at.
 
     Attributes:
@@ -162,11 +162,11 @@ class PlannedCall:
         program = self.plan.program
         return jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
 
-    def seen(self, view: View) -> PlannedCall:
+    def seen(self, view: CallView) -> PlannedCall:
         """The same call, as it is looked at."""
-        if view is View.RUN:
+        if view is CallView.RUN:
             return self
-        return self.alone if view is View.ALONE else self.shown
+        return self.alone if view is CallView.ALONE else self.shown
 
     @cached_property
     def alone(self) -> PlannedCall:

@@ -114,7 +114,7 @@ def _stated(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
 class _Call:
     """A kind of call: the function traced for it, and what it is partitioned as, by how it is mapped."""
 
-    def __init__(self, of: MappedLater, mesh: Any, traced: primitives.Traced):
+    def __init__(self, of: MappedLater, mesh: Any, traced: primitives.TracedRegion):
         self._of, self._mesh, self.traced = of, mesh, traced
         self._made: dict[Any, Any] = {}
 

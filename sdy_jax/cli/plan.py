@@ -11,7 +11,7 @@ from sdy_jax.base.errors import SdyError
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.devices import Topology, compiled_report, prepare
-from sdy_jax.cli.partitioned_program import Job, job_of
+from sdy_jax.cli.partitioned_program import UserProgram, job_of
 from sdy_jax.ir.jax_shardings import array_text, bytes_of_text, bytes_text
 from sdy_jax.plan.contracts import Advice, Budget, check
 from sdy_jax.plan.digests import FOLDER, cache_folder
@@ -174,7 +174,7 @@ def _chips(options: argparse.Namespace) -> Topology | None:
     return Topology.of(options.topology, options.slices)
 
 
-def check_sizes(job: Job) -> None:
+def check_sizes(job: UserProgram) -> None:
     """
     Raises:
       SdyError: a size of an argument is symbolic.

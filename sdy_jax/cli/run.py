@@ -16,7 +16,7 @@ from sdy_jax.base.files import refusal, whole_file
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.arguments import explained, parse_mesh
-from sdy_jax.cli.partitioned_program import Job, job_of
+from sdy_jax.cli.partitioned_program import UserProgram, job_of
 from sdy_jax.cli.plan import check_sizes
 from sdy_jax.equivalence.verification import Verification
 from sdy_jax.equivalence.verify import known_targets, verify
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
+def arguments(job: UserProgram, options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments, as the options say; numbers among the types of a function's arguments are as they are."""
     leaves, tree = jax.tree.flatten((job.args, job.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
@@ -222,7 +222,7 @@ def compare(options: argparse.Namespace) -> int:
     return int(not found.ok)
 
 
-def _verified(job: Job, options: argparse.Namespace, meshes: list) -> Verification:
+def _verified(job: UserProgram, options: argparse.Namespace, meshes: list) -> Verification:
     if not isinstance(job.function, PartitionedFunction):
         raise UsageError(f"{options.program} is a program on local arrays, which nothing partitions")
     options.random = None

@@ -26,7 +26,7 @@ from sdy_jax.pipelines.region import (
     without,
 )
 from sdy_jax.pipelines.user_functions import (
-    Split,
+    RowSplit,
     check_no_keys,
     check_same_length,
     check_summed,
@@ -230,5 +230,5 @@ def _microbatches(axis: str, x: Any, extra: Any, targets: Any, given: int | Sequ
     rows = [*batch, *leaves_of(extra, "extra"), *leaves_of(targets, "targets")]
     size = check_same_length(rows, "the batch")
     check_summed(rows)
-    splits = [Split(name, over, count) for name, leaf in rows for over, count in [rows_split(axis, leaf)] if over]
+    splits = [RowSplit(name, over, count) for name, leaf in rows for over, count in [rows_split(axis, leaf)] if over]
     return microbatches_of(given, size, batch[0][0], splits)

@@ -122,7 +122,7 @@ def check_no_keys(leaves: Sequence[tuple[str, Any]]) -> None:
             )
 
 
-class Split(NamedTuple):
+class RowSplit(NamedTuple):
     """How the type of an array splits the rows of the batch: its path, the Explicit axes, and into how many parts."""
 
     path: str
@@ -130,7 +130,7 @@ class Split(NamedTuple):
     parts: int
 
 
-def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[Split] = ()) -> int:
+def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[RowSplit] = ()) -> int:
     """The number of microbatches: as given, or of several the one that the planner takes.
 
     Args:
@@ -165,7 +165,7 @@ def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[Split] =
     )
 
 
-def _check_microbatches(microbatches: Any, batch: int, path: str, splits: Sequence[Split]) -> None:
+def _check_microbatches(microbatches: Any, batch: int, path: str, splits: Sequence[RowSplit]) -> None:
     if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise ArgumentError(f"pipeline: microbatches is {microbatches!r}; expected a positive integer")
     if batch % microbatches:
@@ -261,7 +261,7 @@ def check_loss(made: Any) -> None:
 
 
 @dataclass(frozen=True)
-class TracedFunction:
+class LeafFunction:
     """A function of leaves.
 
     Attributes:
@@ -298,7 +298,7 @@ class TracedFunction:
 
 def trace_layer(
     region: Region, layer: Callable[..., Any], has_aux: bool, x: Any, weights: Any, *rest: Any
-) -> TracedFunction:
+) -> LeafFunction:
     """A layer, called with `(weights, x, *rest)`.
 
     Raises:
@@ -318,10 +318,10 @@ def trace_layer(
 
     closed, (y, aux) = _traced(region, "layer", called, (x, weights, *rest))
     check_same_types(x, y)
-    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
+    return LeafFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
 
-def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: Any) -> TracedFunction:
+def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: Any) -> LeafFunction:
     """A loss, called with the last activations and, if there are any, the targets.
 
     Raises:
@@ -341,7 +341,7 @@ def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: A
 
     closed, (value, aux) = _traced(region, "loss", called, args)
     check_loss(value)
-    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
+    return LeafFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
 
 def strong(tree: Any) -> Any:

@@ -18,7 +18,7 @@ from sdy_jax.ir.custom_ops import calls_of_functions
 from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.plan.border import boundary_values
-from sdy_jax.plan.cache_entry import BrokenEntry, CachedAs, CachedPlan, Entry, Stages, entry_bytes
+from sdy_jax.plan.cache_entry import BrokenEntry, CachedAs, CachedPlan, CacheEntry, Stages, entry_bytes
 from sdy_jax.plan.digests import PLAN, Key, cache_folder, can_be_cached
 from sdy_jax.plan.explanations.naming import all_marks
 from sdy_jax.plan.notices import LOG
@@ -141,7 +141,7 @@ class PlanEntry:
     def _found(self, data: bytes) -> tuple[CachedPlan, Stages]:
         """What an entry says, by the lines of now."""
         traced = self.program.module
-        entry = Entry(self.key, data, traced)
+        entry = CacheEntry(self.key, data, traced)
         stages = entry.stages
         if entry.lines == self.key.lines:
             return entry.plan(), stages

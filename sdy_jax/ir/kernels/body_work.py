@@ -17,7 +17,7 @@ from sdy_jax.ir.kernels.body import equations_in
 from sdy_jax.ir.kernels.index_arithmetic import (
     CountedLoop,
     Known,
-    Table,
+    ScalarTable,
     Value,
     counted_loop,
     evaluate,
@@ -165,7 +165,11 @@ class BodyWork:
 
 
 def body_work(
-    body: Any, places: Mapping[int, np.ndarray], extents: Mapping[int, int], weight: float, tables: Sequence[Table]
+    body: Any,
+    places: Mapping[int, np.ndarray],
+    extents: Mapping[int, int],
+    weight: float,
+    tables: Sequence[ScalarTable],
 ) -> BodyWork:
     """What a kernel's body does.
 
@@ -189,7 +193,7 @@ class _Scope:
     """The variables of one jaxpr: numbers that are known, and tables."""
 
     known: Known
-    tables: dict[Any, Table]
+    tables: dict[Any, ScalarTable]
 
     def value(self, x: Any) -> Value:
         if not isinstance(x, Literal) and x in self.tables:
@@ -202,13 +206,13 @@ class _Scope:
 
     def set(self, xs: Sequence[Any], values: Sequence[Value]) -> None:
         for x, value in zip(xs, values, strict=True):
-            if isinstance(value, Table):
+            if isinstance(value, ScalarTable):
                 self.tables[x] = value
             elif value is not None:
                 self.known[x] = value
 
 
-Read = tuple[Table, tuple[np.ndarray | None, ...]]
+Read = tuple[ScalarTable, tuple[np.ndarray | None, ...]]
 """A table, and the place that is read."""
 
 
@@ -262,7 +266,7 @@ class _Counter:
     def _get(self, equation: Any, scope: _Scope, weights: np.ndarray) -> list[Value]:
         """A scalar of a table, where the place that is read is known."""
         table = scope.value(equation.invars[0])
-        if not isinstance(table, Table) or equation.outvars[0].aval.shape:
+        if not isinstance(table, ScalarTable) or equation.outvars[0].aval.shape:
             return [None]
         transforms = equation.params["tree"].unflatten(equation.invars[1:])
         if len(transforms) != 1 or not isinstance(transforms[0], NDIndexer):
@@ -473,7 +477,7 @@ def _copied_bytes(equation: Any) -> tuple[float, bool]:
     return float(math.prod(target.shape) * np.dtype(target.dtype).itemsize), spaces.isdisjoint(IN_MEMORY)
 
 
-def run_index_map(jaxpr: Any, indices: Sequence[np.ndarray], tables: Sequence[Table]) -> list[np.ndarray | None]:
+def run_index_map(jaxpr: Any, indices: Sequence[np.ndarray], tables: Sequence[ScalarTable]) -> list[np.ndarray | None]:
     """The entries of an index map for these steps; None where tables that are not known say them."""
     results = _Counter({}, {}).run(jaxpr, [*indices, *tables], np.zeros(1))
     return [value if isinstance(value, np.ndarray) else None for value in results]

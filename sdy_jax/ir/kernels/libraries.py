@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from sdy_jax.base.jax_primitives import block_size
 from sdy_jax.ir.custom_ops import StatedWork
-from sdy_jax.ir.kernels.grid_rule import Call
+from sdy_jax.ir.kernels.grid_rule import PallasCall
 from sdy_jax.ir.kernels.work import ATTENTION
 from sdy_jax.ir.shardings import OpShardingRule, TensorMapping
 
@@ -65,7 +65,7 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     return tuple(variable.aval.shape)
 
 
-class Named(NamedTuple):
+class NamedShape(NamedTuple):
     """The shape of an operand or result, and the names of its dimensions, a word each; none of one that is not used."""
 
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Named(NamedTuple):
 
 
 def named_rule(
-    sizes: Mapping[str, int], split: Collection[str], operands: Sequence[Named], results: Sequence[Named]
+    sizes: Mapping[str, int], split: Collection[str], operands: Sequence[NamedShape], results: Sequence[NamedShape]
 ) -> OpShardingRule:
     """The rule of a call.
 
@@ -83,14 +83,14 @@ def named_rule(
         operands, results: a dimension that is not as large as its name says has a factor of its own, which is whole.
 
     Example:
-        >>> q, k = Named((8, 64), "b d"), Named((8, 64), "b d")
-        >>> str(named_rule({"b": 8, "d": 64}, "b", [q, k], [Named((8,), "b")]))
+        >>> q, k = NamedShape((8, 64), "b d"), NamedShape((8, 64), "b d")
+        >>> str(named_rule({"b": 8, "d": 64}, "b", [q, k], [NamedShape((8,), "b")]))
         '([i, j], [i, j])->([i]) {i=8, j=64} need_replication={j}'
     """
     letters = [letter for letter, size in sizes.items() if size > 1]
     found = [sizes[letter] for letter in letters]
 
-    def mapping(tensor: Named) -> TensorMapping:
+    def mapping(tensor: NamedShape) -> TensorMapping:
         names = tensor.names.split() or [""] * len(tensor.shape)
         return tuple(factors(name, size) for name, size in zip(names, tensor.shape, strict=True))
 
@@ -198,9 +198,9 @@ class _Call:
             return ""
         return "k" if self._pages else "bk"
 
-    def _named(self, aval: Any, role: str) -> Named:
+    def _named(self, aval: Any, role: str) -> NamedShape:
         names = self._names.get(role, "").split()[: len(aval.shape)]
-        return Named(aval.shape, " ".join(names) if len(names) == len(aval.shape) and aval.size else "")
+        return NamedShape(aval.shape, " ".join(names) if len(names) == len(aval.shape) and aval.size else "")
 
     def _pairs(self) -> float:
         """The pairs of queries and keys that count: half of all under a causal mask, a window's of each query."""
@@ -275,7 +275,7 @@ class LibraryFunction:
     result: str
     split: str
     whole: Mapping[str, str]
-    statics: Callable[[Call, frozenset[str]], Statics]
+    statics: Callable[[PallasCall, frozenset[str]], Statics]
     summed: str = ""
     counted: str = ""
     on_blocks: OnBlocks = _as_they_are
@@ -292,7 +292,7 @@ def dimensions(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple((group or single).split()) for group, single in re.findall(r"\(([^)]*)\)|(\S+)", text))
 
 
-def _paged(call: Call, primitives: frozenset[str]) -> Statics:
+def _paged(call: PallasCall, primitives: frozenset[str]) -> Statics:
     buffer = call.mapping.scratch_avals[0]
     for mode in (None,) if call.grid[0] == 1 else ("kv_head", "batch"):
         yield {
@@ -304,7 +304,7 @@ def _paged(call: Call, primitives: frozenset[str]) -> Statics:
         }
 
 
-def _ragged_paged(call: Call, primitives: frozenset[str]) -> Statics:
+def _ragged_paged(call: PallasCall, primitives: frozenset[str]) -> Statics:
     """Where block sizes are those that the function chooses for its arguments, it chooses again for blocks of them."""
     buffer, queries = call.mapping.scratch_avals[0], call.mapping.block_mappings[0]
     sizes = (buffer.shape[1], block_size(queries.block_shape[0]))
@@ -327,7 +327,7 @@ def _ragged_paged(call: Call, primitives: frozenset[str]) -> Statics:
 _ALL_PAGES = "counted as if each sequence were as long as its pages are"
 
 
-def _grouped(call: Call, primitives: frozenset[str], transposed: bool) -> Statics:
+def _grouped(call: PallasCall, primitives: frozenset[str], transposed: bool) -> Statics:
     """Of products of rows in groups, with each group's matrix as it is, or transposed."""
     lhs, _, out = call.mapping.block_mappings
     (rows, inner), (_, columns) = (map(block_size, block.block_shape) for block in (lhs, out))
@@ -339,7 +339,7 @@ def _grouped(call: Call, primitives: frozenset[str], transposed: bool) -> Static
     }
 
 
-def _grouped_weights(call: Call, primitives: frozenset[str]) -> Statics:
+def _grouped_weights(call: PallasCall, primitives: frozenset[str]) -> Statics:
     lhs, _, out = call.mapping.block_mappings
     (rows, inner), (*_, columns) = (map(block_size, block.block_shape) for block in (lhs, out))
     aval = call.parameters["out_avals"][0]

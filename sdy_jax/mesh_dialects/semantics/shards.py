@@ -337,7 +337,7 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeStep:
     """A collective of SDY on even blocks, and what it starts from."""
 
     before: TensorSharding
@@ -368,7 +368,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutStep:
     """Keep a block of a joined dimension."""
 
     dim: int
@@ -414,7 +414,7 @@ def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> li
             current = tuple(axes + average.axes if dim == average.dim else axes for dim, axes in enumerate(current))
     padded = [d.size if dim in rejoined else d.core * len(d.lengths) for dim, d in enumerate(before)]
     steps += _exchanges(_sharding(current, source, grid), _sharding(wanted, target, grid), grid.mesh.mesh, padded)
-    steps += [Cut(dim, replace(after[dim], halo=(0, 0))) for dim in rejoined if after[dim].axes]
+    steps += [CutStep(dim, replace(after[dim], halo=(0, 0))) for dim in rejoined if after[dim].axes]
     if target.halos:
         steps.append(HalosOn(after))
     return steps
@@ -455,4 +455,4 @@ def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
     steps = ReshardPlanner(mesh, whole_axes=True, strips=False).plan(tuple(shape), 1, source, target).steps
     starts = [source, *(step.result for step in steps)]
-    return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]
+    return [ExchangeStep(before, step) for before, step in zip(starts, steps, strict=False)]

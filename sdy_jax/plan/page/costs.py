@@ -26,7 +26,7 @@ Chosen: for a page of `LINES`."""
 
 
 @dataclass
-class Group:
+class CollectiveLine:
     """Collectives in one line of the page."""
 
     members: list[RecordedCollective] = field(default_factory=list)
@@ -65,11 +65,13 @@ def collective_section(record: PlanRecord) -> Section:
     return Section(f"collectives (bytes per device{merged})", rows, {2, 3}, 2.0, left_out)
 
 
-def grouped(collectives: Iterable[RecordedCollective], key: Callable[[RecordedCollective], object]) -> list[Group]:
+def grouped(
+    collectives: Iterable[RecordedCollective], key: Callable[[RecordedCollective], object]
+) -> list[CollectiveLine]:
     """The groups of collectives with one key, those that send most first."""
-    groups: dict[object, Group] = {}
+    groups: dict[object, CollectiveLine] = {}
     for each in collectives:
-        groups.setdefault(key(each), Group()).members.append(each)
+        groups.setdefault(key(each), CollectiveLine()).members.append(each)
     return sorted(groups.values(), key=lambda group: -group.bytes)
 
 
@@ -99,22 +101,24 @@ def said(each: RecordedCollective) -> str:
     return f"{each.kind} {each.detail}".rstrip()
 
 
-def _fine(group: Group, whole: float, unit: str) -> list[tuple[str, ...]]:
+def _fine(group: CollectiveLine, whole: float, unit: str) -> list[tuple[str, ...]]:
     first = group.first
     if not first.members:
         return [_row(group, first, whole, unit)]
     bucket = f"{len(first.members)} of {first.dtype}"
     head = (f"{said(first)} bucket {first.bucket}", bucket, *_sent(group, whole), "", "")
-    return [head, *(_row(Group([each]), each, 0.0, unit, "  ") for each in first.members)]
+    return [head, *(_row(CollectiveLine([each]), each, 0.0, unit, "  ") for each in first.members)]
 
 
-def _row(group: Group, first: RecordedCollective, whole: float, unit: str, indent: str = "") -> tuple[str, ...]:
+def _row(
+    group: CollectiveLine, first: RecordedCollective, whole: float, unit: str, indent: str = ""
+) -> tuple[str, ...]:
     scope = _folded(first.place.scope) if len(group.members) > 1 else first.place.scope
     cause = cause_of(first, unit) + (f" in {scope}" if scope else "")
     return (f"{indent}{said(first)}", first.type, *_sent(group, whole), first.place.lines, cause)
 
 
-def _sent(group: Group, whole: float) -> tuple[str, str, str]:
+def _sent(group: CollectiveLine, whole: float) -> tuple[str, str, str]:
     """Bytes of all executions, their share of the whole, and how many executions of how many bytes they are."""
     first, count = group.first, len(group.members)
     sent = bytes_text(sum(each.total_wire_bytes for each in group.members))
@@ -146,7 +150,7 @@ def cause_of(each: RecordedCollective, unit: str) -> str:
     return "the user's" if is_written else f"for {each.cause}{again}"
 
 
-def _coarse(group: Group, whole: float) -> tuple[str, ...]:
+def _coarse(group: CollectiveLine, whole: float) -> tuple[str, ...]:
     first = group.first
     types = list(dict.fromkeys(each.type for each in group.members))
     sent, share, _ = _sent(group, whole)

@@ -29,8 +29,8 @@ from sdy_jax.plan.source.blocks import INDENT, BlockWriter
 from sdy_jax.plan.source.expressions import TEXT_LENGTH, Expr, dtype_text, formatted, shape_text, spec_text, tuple_text
 from sdy_jax.plan.source.loops import with_layers, with_plain_loops
 from sdy_jax.plan.source.names import Sources, identifier
-from sdy_jax.plan.source.steps import Block, without_dead_steps
-from sdy_jax.plan.source.trace import Traced, trace
+from sdy_jax.plan.source.steps import StepBlock, without_dead_steps
+from sdy_jax.plan.source.trace import DeviceFunction, trace
 
 # Global arrays in and out: where the leaves of the arguments are found, and how the results are put together.
 
@@ -291,7 +291,7 @@ class _Writing:
     headline: str
     program: Program
     graph: Graph
-    traced: Traced
+    traced: DeviceFunction
     sources: Sources
     results: tuple[TensorSharding, ...]
 
@@ -424,7 +424,7 @@ class _Writing:
         return f'jax.random.wrap_key_data({text}, impl="{impl}")'
 
 
-def _is_wide(body: Block) -> bool:
+def _is_wide(body: StepBlock) -> bool:
     """Whether a program needs 64-bit types, which the caller need not have."""
     values = [v for step in body.walk() for v in (*step.inputs, *step.outputs)]
     return any(np.dtype(v.dtype).name in _WIDE for v in (*body.inputs, *values))

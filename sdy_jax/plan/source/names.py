@@ -25,7 +25,7 @@ from sdy_jax.lowering.ops.emit import NotedOp
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.plan.source.expressions import Expr
-from sdy_jax.plan.source.steps import Block, Step, Value
+from sdy_jax.plan.source.steps import LocalValue, Step, StepBlock
 
 # Names for values: unique in a module, and no words of Python or of the module's own.
 
@@ -95,7 +95,7 @@ MOVED = {
 """What a collective makes of a value that has a name: `weights_gathered`."""
 
 
-class Names:
+class ModuleNames:
     """The names of a module."""
 
     def __init__(self) -> None:
@@ -213,13 +213,13 @@ def _target(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr) -> str:
 Statement = tuple[object, str]
 
 
-def names_by_source(block: Block, statement: Callable[[Step], Statement]) -> dict[Value, str]:
+def names_by_source(block: StepBlock, statement: Callable[[Step], Statement]) -> dict[LocalValue, str]:
     """The value that a statement of the user's ends with, by the name that the statement gives it.
 
     The statement's steps follow each other; the last of them that makes one value makes that one.
     """
-    found: dict[Value, str] = {}
-    last: tuple[Statement, Value] | None = None
+    found: dict[LocalValue, str] = {}
+    last: tuple[Statement, LocalValue] | None = None
     for step in block.steps:
         own = statement(step)
         if last is not None and last[0] != own and own[0]:
@@ -231,7 +231,7 @@ def names_by_source(block: Block, statement: Callable[[Step], Statement]) -> dic
     return found
 
 
-def _note(found: dict[Value, str], last: tuple[Statement, Value] | None) -> None:
+def _note(found: dict[LocalValue, str], last: tuple[Statement, LocalValue] | None) -> None:
     if last is not None and last[0][1]:
         found[last[1]] = last[0][1]
 
@@ -243,7 +243,7 @@ def _note(found: dict[Value, str], last: tuple[Statement, Value] | None) -> None
 class Constants:
     """Arrays that the module holds, by name; equal ones are one."""
 
-    names: Names
+    names: ModuleNames
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
@@ -259,7 +259,7 @@ class Constants:
 class Texts:
     """Long texts that the module holds, by name."""
 
-    names: Names
+    names: ModuleNames
     texts: dict[str, str] = field(default_factory=dict)
 
     def name(self, text: str) -> str:
@@ -280,7 +280,7 @@ class Sources:
     """Whether the program has arrays of 64 bits."""
     border: str = ""
     """The source line that states the shardings of arguments and results."""
-    names: Names = field(default_factory=Names)
+    names: ModuleNames = field(default_factory=ModuleNames)
     helpers: set[str] = field(default_factory=set)
 
     @cached_property
@@ -316,11 +316,11 @@ class Sources:
         op = self.op(step)
         return f"{op.name} at {place_of(op.location).line}" if op else step.primitive
 
-    def hint(self, value: Value) -> str:
+    def hint(self, value: LocalValue) -> str:
         """What an element of a carry is called."""
         return "i" if value.shape == () and value.dtype.kind in "iu" else ""
 
-    def is_named(self, value: Value, known: Mapping[Value, Expr]) -> bool:
+    def is_named(self, value: LocalValue, known: Mapping[LocalValue, Expr]) -> bool:
         return value in known and known[value].text.isidentifier()
 
     def type_of(self, step: Step) -> str:
@@ -348,5 +348,5 @@ class Sources:
         yield f"{name} over {', '.join(axes)} for {cause}: {bytes_text(sent)}{times} per device"
 
 
-def _bytes(value: Value) -> float:
+def _bytes(value: LocalValue) -> float:
     return float(math.prod(value.shape) * np.dtype(value.dtype).itemsize)
