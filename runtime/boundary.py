@@ -414,7 +414,7 @@ def _shortened(spec: PartitionSpec) -> PartitionSpec:
     return spec.update(partitions=tuple(entries)) if len(entries) < len(spec.partitions) else spec
 
 
-def named(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
+def named_sharding_of(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
     """The jax sharding of a value at the border: on the mesh itself where its axes can say it, else on a mesh whose
     axes are the parts of them that are used."""
     if not has_sub_axes(sharding):
@@ -444,7 +444,7 @@ def states_other_kind(spec: Any) -> bool:
     return isinstance(spec, jax.sharding.NamedSharding) and spec.memory_kind not in (None, "device", "pinned_host")
 
 
-def on_devices(x: Any) -> Any:
+def in_device_memory(x: Any) -> Any:
     """An argument in the memory of its devices."""
     return jax.device_put(x, _DEVICE) if is_on_host(jax.typeof(x)) else x
 

@@ -158,7 +158,7 @@ class TreeLeaf:
         return None if shape is None else tuple(shape)
 
 
-def mapped(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> Any:
+def map_leaves(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> Any:
     """The tree with `function` of each of its leaves; nodes at which it `ends` are leaves, too."""
 
     def at(path: tuple[Any, ...], node: Any) -> Any:
@@ -172,7 +172,7 @@ def mapped(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Call
 def leaves(tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> list[TreeLeaf]:
     """The leaves of a tree, boxes being leaves."""
     found: list[TreeLeaf] = []
-    mapped(found.append, tree, root, ends)
+    map_leaves(found.append, tree, root, ends)
     return found
 
 
@@ -309,11 +309,11 @@ class Rules(SpecRule):
             ShardingError: names that do not fit their array, or a name that stands for two dimensions.
         """
         warn_of_unused(self.unused({"tree": tree}))
-        return mapped(lambda leaf: self._of_leaf(leaf, PartitionSpec()), tree, "tree", _ends)
+        return map_leaves(lambda leaf: self._of_leaf(leaf, PartitionSpec()), tree, "tree", _ends)
 
     def for_tree(self, tree: Any, root: str) -> Any:
         """The specifications of an argument or a result; None (propagation decides) where there are no names."""
-        return mapped(lambda leaf: self._of_leaf(leaf, None), tree, root)
+        return map_leaves(lambda leaf: self._of_leaf(leaf, None), tree, root)
 
     def unused(self, trees: Mapping[str, Any]) -> str:
         found = [leaf for root, tree in trees.items() for leaf in leaves(tree, root, _ends) if leaf.shape != ()]

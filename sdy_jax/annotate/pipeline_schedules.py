@@ -349,6 +349,6 @@ def mark_in(text: str) -> Mark | None:
     return Mark(found[1], found[7], stages, microbatches, rounds, layers, kinds)
 
 
-def scope_of(kind: Kind) -> str:
+def row_scope(kind: Kind) -> str:
     """The name scope of rows of a kind."""
     return kind.name.lower()

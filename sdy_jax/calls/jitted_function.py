@@ -53,7 +53,7 @@ from sdy_jax.plan.border import BorderMove, BoundaryValue
 from sdy_jax.plan.build import collection_paused
 from sdy_jax.plan.notices import LOG, warn_of
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.boundary import named, splits_by_parts
+from sdy_jax.runtime.boundary import named_sharding_of, splits_by_parts
 from sdy_jax.runtime.meshes import check_devices
 
 # Ahead of time: a call is lowered with the arguments that it has, so that calls then run what was compiled; the
@@ -95,7 +95,7 @@ def _named(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:
         return x
     if sharding.unreduced_axes or has_sub_axes(sharding):
         return None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=named(sharding, mesh))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=named_sharding_of(sharding, mesh))
 
 
 class CheckedTraced(jax.stages.Traced):
@@ -138,7 +138,7 @@ class NamedLowered(jax.stages.Lowered):
         new: NamedLowered = _copied(cls, lowered)
         has_name = [not s.unreduced_axes and not has_sub_axes(s) for s in planned.entering]
         pairs = zip(planned.entering, has_name, strict=True)
-        new._lowered, new._entering = lowered, [named(s, call.mesh) if is_ else None for s, is_ in pairs]
+        new._lowered, new._entering = lowered, [named_sharding_of(s, call.mesh) if is_ else None for s, is_ in pairs]
         return new
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:

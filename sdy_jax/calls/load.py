@@ -28,14 +28,7 @@ from sdy_jax.ir.collectives import COLLECTIVE_OPS
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.operations import (
-    body_of,
-    copied,
-    main_function,
-    module_meshes,
-    post_order,
-    replace_op,
-)
+from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes, post_order, replace_op
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.ir.text.modules import SourceError, new_context, text_module

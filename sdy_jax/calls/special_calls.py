@@ -239,7 +239,7 @@ class SpecialCalls:
 
     def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
         run = special_arguments.with_stated_shardings(self._function)
-        args, kwargs = special_arguments.ahead(self._function, args, kwargs)
+        args, kwargs = special_arguments.stage_arguments(self._function, args, kwargs)
         jitted = self._jitted.jit(run, out_shardings=special_arguments.of_results(self._function, run, args, kwargs))
         return getattr(jitted, stage)(*args, **kwargs)
 

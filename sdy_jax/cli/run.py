@@ -205,7 +205,7 @@ def arguments(job: UserProgram, options: argparse.Namespace) -> tuple[Sequence[A
 # `sdy-jax verify`: a program, partitioned, beside itself on one device.
 
 
-def compare(options: argparse.Namespace) -> int:
+def verify_program(options: argparse.Namespace) -> int:
     """Prints what was found. Returns the exit status: 1 where something differs."""
     options.chips = None
     meshes = [parse_mesh(text) for text in options.also]

@@ -21,7 +21,7 @@ from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
-from sdy_jax.equivalence.arrays import arguments
+from sdy_jax.equivalence.arrays import drawn_arguments
 from sdy_jax.equivalence.verification import Subject, Trial
 from sdy_jax.ir.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.ir.custom_ops import Kernel, kept_in
@@ -44,7 +44,7 @@ def traced_program(function: PartitionedFunction[..., Any], args: tuple[Any, ...
     return planned.program(planned.arguments(args, kwargs))
 
 
-def options_of(function: PartitionedFunction[..., Any]) -> Options:
+def stated_options(function: PartitionedFunction[..., Any]) -> Options:
     """The options of a partitioned function."""
     return function._function.options
 
@@ -278,7 +278,7 @@ def _subject(
         program.module.get_asm(enable_debug_info=True),
         "" if "sdy.manual_computation" in plain else plain,
         program.mesh_name,
-        tuple(arguments(_inlined(program), given, seed)),
+        tuple(drawn_arguments(_inlined(program), given, seed)),
         program.outputs,
         frozenset(first + i for i in program.automatic_arguments),
         program.automatic_results,
@@ -355,7 +355,7 @@ def resized(mesh: Mesh, sizes: Mapping[str, int] | Mesh) -> Mesh:
 _PART = re.compile(r'":\(\d+\)\d+')
 
 
-def on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
+def program_on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
     """A program whose mesh has other sizes.
 
     Raises:

@@ -31,7 +31,7 @@ from sdy_jax.equivalence.bisection import Wrong, WrongOp, first_wrong
 from sdy_jax.equivalence.comparison import Difference, compared, decided_by, is_wide, more_exact, rounded_otherwise
 from sdy_jax.equivalence.extraction import results_of
 from sdy_jax.equivalence.faults import fault_of, reproducer_of_op, reproducer_of_program
-from sdy_jax.equivalence.subject import on_mesh, plain_results, words_of
+from sdy_jax.equivalence.subject import plain_results, program_on_mesh, words_of
 from sdy_jax.equivalence.verification import Fault, Job, Outcome, Subject, Trial
 from sdy_jax.ir import locations
 from sdy_jax.ir.graph import Graph
@@ -123,7 +123,7 @@ class _Run:
     def _function(self) -> PartitionedFunction[..., Any]:
         """The program, partitioned."""
         subject = self.plain.subject
-        program = on_mesh(self.plain.program, subject.mesh_name, self.trial.mesh)
+        program = program_on_mesh(self.plain.program, subject.mesh_name, self.trial.mesh)
         options = {**self.job.options, "mesh": self.devices, "costs": self.trial.costs, "on_unknown": "ignore"}
         with locations.called_from(subject.source):
             made: PartitionedFunction[..., Any] = partition(program, **options, **_automatic(subject, program))
@@ -162,7 +162,7 @@ class _Run:
         found = reproducer_of_op(wrong, what) if isinstance(wrong, WrongOp) else ""
         if found:
             return found
-        program = on_mesh(self.plain.program, self.plain.subject.mesh_name, self.trial.mesh)
+        program = program_on_mesh(self.plain.program, self.plain.subject.mesh_name, self.trial.mesh)
         return reproducer_of_program(self.trial, program.module.get_asm(enable_debug_info=False), what)
 
 

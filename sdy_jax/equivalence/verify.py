@@ -21,11 +21,11 @@ from sdy_jax.equivalence.subject import (
     Subjects,
     is_bound_here,
     name_of,
-    options_of,
     resized,
     scaled_down,
     size_of_mesh,
     smaller_arguments,
+    stated_options,
     subjects_of,
     uneven,
 )
@@ -112,11 +112,13 @@ def verify(
             subjects = subjects_of(copy(function), args, kwargs, derivatives, seed)
         if is_bound_here(subjects.program):
             subjects = subjects_of(function, args, kwargs, derivatives, seed)
-        trials, notes = _trials(subjects, options_of(function), meshes, targets, uneven)
+        trials, notes = _trials(subjects, stated_options(function), meshes, targets, uneven)
         trials = [smaller.trial(trial) for trial in trials]
         is_here = is_bound_here(subjects.program)
         # What is written down for another process cannot call functions of this one.
-        job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=not is_here)
+        job = Job(
+            subjects.found, tuple(trials), _planning(stated_options(function)), rtol, atol, reproduces=not is_here
+        )
         found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
         kernels = verified_kernels(Graph(subjects.program.module), seed, rtol, atol) if is_here else []
     notes = [*notes, *smaller.notes, *subjects.notes]

@@ -238,7 +238,7 @@ def with_type_elsewhere(x: Any, type_: NamedSharding | None) -> Any:
     return x if type_ is None else jax.sharding.reshard(x, type_)
 
 
-def on_devices_of(type_: NamedSharding, mesh: AnyMesh) -> NamedSharding:
+def sharding_on_devices(type_: NamedSharding, mesh: AnyMesh) -> NamedSharding:
     """A type as a sharding over the devices of a mesh of that size."""
     if not isinstance(mesh, jax.sharding.Mesh):
         return type_

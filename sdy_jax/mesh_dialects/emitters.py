@@ -62,10 +62,10 @@ def dtype_of(value: Value) -> np.dtype[Any]:
 
 def as_array(x: Any, value: Value) -> jax.Array:
     """What a value has become, as an array of its type."""
-    return jnp.asarray(traced(x), dtype_of(value))
+    return jnp.asarray(value_in_run(x), dtype_of(value))
 
 
-def traced(x: Any) -> Any:
+def value_in_run(x: Any) -> Any:
     """What a value has become in the run of one device."""
     return x.here() if isinstance(x, PerDevice) else x
 
@@ -207,12 +207,12 @@ def _from_elements(local: LocalOp, *elements: Any) -> jax.Array:
 
 @emitter("tensor.extract")
 def _extract(local: LocalOp, x: jax.Array, *place: Any) -> jax.Array:
-    return x[tuple(map(traced, place))]
+    return x[tuple(map(value_in_run, place))]
 
 
 @emitter("scf.if")
 def _if(local: LocalOp, predicate: Any) -> Sequence[Any]:
-    predicate = traced(predicate)
+    predicate = value_in_run(predicate)
     if isinstance(predicate, int):
         block = local.op.blocks[0 if predicate else 1] if _has(local.op, predicate) else None
         return local.evaluation.run_block(block, ()) if block is not None else ()
@@ -232,7 +232,7 @@ def _yielded(local: LocalOp, number: int) -> tuple[jax.Array, ...]:
 @emitter("scf.for")
 def _for(local: LocalOp, lower: Any, upper: Any, step: Any, *carried: Any) -> Sequence[Any]:
     (body,) = local.op.blocks
-    lower, upper, step = map(traced, (lower, upper, step))
+    lower, upper, step = map(value_in_run, (lower, upper, step))
     count = -((lower - upper) // step)
 
     def iterate(number: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -285,7 +285,7 @@ class DialectCall:
         return found  # type: ignore[return-value]
 
     def number(self, entry: int | ir.Value) -> Index:
-        return _plain(traced(entry if isinstance(entry, int) else self.arrays[entry]))
+        return _plain(value_in_run(entry if isinstance(entry, int) else self.arrays[entry]))
 
 
 def _plain(x: Any) -> Index:

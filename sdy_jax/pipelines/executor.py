@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.annotate.pipeline_schedules import Kind, Table, scope_of
+from sdy_jax.annotate.pipeline_schedules import Kind, Table, row_scope
 from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, types_of
 from sdy_jax.pipelines.loops import Cycle, Links, Loop, Slots, added, at, put, stacked, sum_of
 from sdy_jax.pipelines.region import zeros_of
@@ -246,11 +246,11 @@ class Executor:
             return state | {name: self._sent(state[name], step, ways[kind], trip)}
 
         if Kind.FORWARD in kinds:
-            with jax.named_scope(scope_of(Kind.FORWARD)):
+            with jax.named_scope(row_scope(Kind.FORWARD)):
                 state = sent("up", Kind.FORWARD, 1)
         for i, kind in enumerate(kinds):
             cell = StageRow(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
-            with jax.named_scope(scope_of(kind)):
+            with jax.named_scope(row_scope(kind)):
                 state = state | _ROWS[kind](self, state, cell)
                 if kind is Kind.BACKWARD:
                     state = sent("down", kind, -1)

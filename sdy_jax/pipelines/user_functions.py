@@ -17,7 +17,7 @@ from sdy_jax.annotate.site import taken_of
 from sdy_jax.base.errors import ArgumentError, ShardingError, UnsupportedError, with_article
 from sdy_jax.pipelines.jaxprs import called
 from sdy_jax.pipelines.loops import sum_type
-from sdy_jax.pipelines.region import Region, entries_of, type_of
+from sdy_jax.pipelines.region import Region, type_entries, type_of
 
 # The types in which layers read weights.
 #
@@ -212,7 +212,7 @@ def check_same_types(given: Any, made: Any, layer: str = "layer") -> None:
             + (" (with has_aux=True it returns activations and auxiliary results)" if found.num_leaves else "")
         )
     for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(given)[0], jax.tree.leaves(made), strict=True):
-        if (old.shape, old.dtype, entries_of(old)) != (new.shape, new.dtype, entries_of(new)):
+        if (old.shape, old.dtype, type_entries(old)) != (new.shape, new.dtype, type_entries(new)):
             name = "x" + jax.tree_util.keystr(path)
             raise ArgumentError(
                 f"pipeline: {layer} takes `{name}` as {text(old)} and returns it as {text(new)}, per microbatch; "
@@ -233,14 +233,14 @@ def check_not_split(axis: str, traced: Any, name: str) -> None:
     """
     for x in traced.consts:
         check_summed([(f"what {name} closes over", x)])
-        if any(axis in each for each in entries_of(x)):
+        if any(axis in each for each in type_entries(x)):
             raise ShardingError(
                 f"pipeline: {name} closes over {text(x)}, and {axis!r} is the axis of the stages; to fix: "
                 "jax.sharding.reshard it before the pipeline"
             )
     for eqn in all_equations(traced):
         for v in eqn.outvars:
-            if any(axis in each for each in entries_of(v.aval)):
+            if any(axis in each for each in type_entries(v.aval)):
                 raise ShardingError(
                     f"pipeline: {name} makes {text(v.aval)} at {line_of(eqn)}, and {axis!r} is the axis of the stages"
                 )

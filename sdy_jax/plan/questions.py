@@ -40,7 +40,7 @@ from sdy_jax.plan.estimates import (
     flops,
     memory_of,
     padded_values,
-    work_of,
+    work_of_ops,
 )
 from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReason, LayoutReasons, Mark
 from sdy_jax.plan.explanations.naming import checkpoint_names
@@ -295,7 +295,7 @@ class Figures(PlanFacts):
     @cached_property
     def work_by_op(self) -> dict[Op, Work]:
         """The same by the ops of `graph`."""
-        return work_of(self.graph, self.program.mesh_name)
+        return work_of_ops(self.graph, self.program.mesh_name)
 
     @property
     def repeated_flops(self) -> float:

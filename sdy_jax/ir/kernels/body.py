@@ -85,7 +85,7 @@ def _is_remote(equation: Any) -> bool:
     return part is not None and (tree is None or tree.unflatten(equation.invars)[part] is not None)
 
 
-class KeptArgument(NamedTuple):
+class KeptArg(NamedTuple):
     """An argument of a body that keeps what is written to it: scratch, or a block that later steps have again.
 
     Attributes:
@@ -110,8 +110,8 @@ class _Ref:
     read_first: np.ndarray
 
 
-def carried(
-    body: Any, kept: Sequence[KeptArgument], dim: int, inner: Sequence[int], starts: np.ndarray, vmapped: Sequence[int]
+def carrier(
+    body: Any, kept: Sequence[KeptArg], dim: int, inner: Sequence[int], starts: np.ndarray, vmapped: Sequence[int]
 ) -> int | None:
     """The argument, if there is one, in which a step may find what one with another index of a grid dimension wrote.
 
@@ -138,7 +138,7 @@ def carried(
     return None
 
 
-def _run(body: Any, kept: Sequence[KeptArgument], places: Mapping[int, np.ndarray]) -> Mapping[Any, _Ref]:
+def _run(body: Any, kept: Sequence[KeptArg], places: Mapping[int, np.ndarray]) -> Mapping[Any, _Ref]:
     """What a step at such places does with the arguments that keep something."""
     refs = {}
     for x in (body.invars[ref.argument] for ref in kept):

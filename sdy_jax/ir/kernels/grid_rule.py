@@ -23,7 +23,7 @@ from sdy_jax.base.jax_primitives import (
     traced_with_refs,
     written_arguments,
 )
-from sdy_jax.ir.kernels.body import GRID, UNKNOWN_FORMS, KeptArgument, carried, equations_in, own_shift, reads_of
+from sdy_jax.ir.kernels.body import GRID, UNKNOWN_FORMS, KeptArg, carrier, equations_in, own_shift, reads_of
 from sdy_jax.ir.kernels.index_arithmetic import IndexEntry, entries
 from sdy_jax.ir.shardings import OpShardingRule
 
@@ -199,7 +199,7 @@ def _read(call: PallasCall, dim: int, body_takes_scalars: bool, maps_take_scalar
         return _Dimension(reason)
     inner, starts = range(dim + 1, len(call.grid)), np.arange(0, extent, steps)
     if not call.is_parallel(dim):
-        at = carried(body, _kept(call, dim), dim, inner, starts, vmapped)
+        at = carrier(body, _kept(call, dim), dim, inner, starts, vmapped)
         if at is not None:
             return _Dimension(f"{_argument(call, at)} from step to step of {name}")
     is_shifted = bool(odd) or dim in reads.dims
@@ -241,19 +241,19 @@ def _followed(call: PallasCall, tensor: int, dim: int) -> int | None:
     return next((d for d, entry in enumerate(call.entries[tensor]) if entry.follows == dim), None)
 
 
-def _kept(call: PallasCall, dim: int) -> list[KeptArgument]:
+def _kept(call: PallasCall, dim: int) -> list[KeptArg]:
     """The arguments of the body that keep what is written from step to step of a grid dimension: scratch, results that
     do not follow it, and operands that the body changes."""
     mapping, body = call.mapping, call.parameters["jaxpr"]
     first, last = mapping.num_index_operands, len(body.invars) - mapping.num_scratch_operands
     results = frozenset(range(last - mapping.num_outputs, last))
     sweep = frozenset(range(dim, len(call.grid)))
-    found = [KeptArgument(at, False) for at in range(last, len(body.invars))]
+    found = [KeptArg(at, False) for at in range(last, len(body.invars))]
     for at in sorted(results | {at for at in written_arguments(body) if at < last}):
         if at < first:
-            found.append(KeptArgument(at, False))
+            found.append(KeptArg(at, False))
         elif _followed(call, at - first, dim) is None:
-            found.append(KeptArgument(at, any(e.mentions & sweep for e in call.entries[at - first])))
+            found.append(KeptArg(at, any(e.mentions & sweep for e in call.entries[at - first])))
     return found
 
 

@@ -13,7 +13,7 @@ from sdy_jax.ir.text.statement import (
     entry_name,
     make_statement,
     need_type,
-    read_attributes,
+    read_dictionary,
     read_function_type,
 )
 
@@ -208,7 +208,7 @@ class Rest(Element):
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
         if cursor.peek("{"):
-            read_attributes(cursor, parts.attributes)
+            read_dictionary(cursor, parts.attributes)
 
     def words(self, given: PrintedStatement) -> Iterator[str]:
         entries = [

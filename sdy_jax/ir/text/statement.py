@@ -71,15 +71,15 @@ def read_generic(op: Declaration, cursor: Cursor) -> Statement:
     operands = read_list(cursor, lambda: cursor.need(VALUE, "a value"), "()")
     attributes: dict[str, TextSpan] = {}
     if cursor.take("<"):
-        read_attributes(cursor, attributes)
+        read_dictionary(cursor, attributes)
         cursor.expect(">")
     if cursor.peek("{"):
-        read_attributes(cursor, attributes)
+        read_dictionary(cursor, attributes)
     cursor.expect(":")
     return Statement(op, operands, attributes, *read_function_type(cursor))
 
 
-def read_attributes(cursor: Cursor, into: dict[str, TextSpan]) -> None:
+def read_dictionary(cursor: Cursor, into: dict[str, TextSpan]) -> None:
     """Reads `{name = value, name, ...}`.
 
     Raises:

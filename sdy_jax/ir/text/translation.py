@@ -159,13 +159,13 @@ _VALUE = re.compile(r"%[\w.$-]+")
 def parsed_position(location: str, file: str = "-") -> Position | None:
     """The position of an MLIR location in `file`, by default the parsed text; None in other files or without a line."""
     match = _POSITION.match(location)
-    if match is None or match[1] != quoted(file):
+    if match is None or match[1] != quoted_file(file):
         return None
     return Position(int(match[2]), int(match[3])) if int(match[2]) else None
 
 
 @cache
-def quoted(file: str) -> str:
+def quoted_file(file: str) -> str:
     """A file's name as MLIR writes it in locations."""
     return str(ir.Location.file(file, 1, 1, ir.Context())).removeprefix("loc(").removesuffix(":1:1)")
 

@@ -103,7 +103,7 @@ def _grid_on(mesh: AnyMesh) -> Grid:
     return Grid.of(RefinedMesh.of(mesh_from_jax(mesh)), by_name=True)
 
 
-def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, tuple[int, ...]]:
+def call_grid(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, tuple[int, ...]]:
     """The grid of a call that devices make, and the axes that it lists.
 
     Raises:
@@ -120,7 +120,7 @@ def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, t
 
 def on_every_axis(op: str, mesh: AnyMesh | None) -> tuple[Grid, tuple[int, ...]]:
     """The grid of a call that devices make, and all its axes; raises as `on_devices`."""
-    return on_devices(op, mesh, range(grid_of(mesh).rank))
+    return call_grid(op, mesh, range(grid_of(mesh).rank))
 
 
 def _check_manual(op: str, grid: Grid, axes: AxisIndices) -> None:
@@ -216,7 +216,7 @@ def process_multi_index(axes: AxisNames = (), *, grid: AnyMesh | None = None) ->
     """
     given = listed(axes)
     here, numbers = (
-        on_devices("process_multi_index", grid, given) if given else on_every_axis("process_multi_index", grid)
+        call_grid("process_multi_index", grid, given) if given else on_every_axis("process_multi_index", grid)
     )
     return shards.process_multi_index(here, numbers)
 

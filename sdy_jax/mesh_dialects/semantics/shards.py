@@ -155,7 +155,7 @@ def _even(size: Any, count: int | None, block: Any, arithmetic: Arithmetic) -> A
 COUNTING = {"sum": "sum", "product": "product", "bitwise_xor": "xor"}
 
 
-def cut(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
+def device_part(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
     """The device's part of a dimension of a tensor, with its halo."""
     if not dimension.axes:
         return x
@@ -212,7 +212,7 @@ _COMBINE: dict[str, Any] = {
 }
 
 
-def joined(buffers: np.ndarray, layout: Layout, grid: Grid, shape: Sequence[int]) -> np.ndarray:
+def whole_tensor(buffers: np.ndarray, layout: Layout, grid: Grid, shape: Sequence[int]) -> np.ndarray:
     """The tensor of global `shape` of which all devices' buffers are given; partial sums are combined.
 
     Devices that hold copies of a block must agree; the first one's is taken.
@@ -378,7 +378,7 @@ class CutStep:
         return f"cut dimension {self.dim}"
 
     def run(self, grid: Grid, x: jax.Array) -> jax.Array:
-        return cut(grid, x, self.dim, self.after)
+        return device_part(grid, x, self.dim, self.after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from sdy_jax.plan.page.findings import (
     recomputed_section,
     repeated_section,
 )
-from sdy_jax.plan.page.text import Section, fitted, shortened
+from sdy_jax.plan.page.text import Section, fit_in_lines, shortened
 from sdy_jax.plan.record.program import RecordedBorder
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -227,4 +227,4 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         notes_section(record),
         Section("fix-its" if fixes else "", [(line,) for line in fixes], weight=_FIXES),
     ]
-    return fitted(sections, LINES)
+    return fit_in_lines(sections, LINES)

@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from sdy_jax.annotate.jaxprs import all_equations, line_of
-from sdy_jax.annotate.pipeline_schedules import Kind, mark_in, scope_of
+from sdy_jax.annotate.pipeline_schedules import Kind, mark_in, row_scope
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.jax_shardings import array_text
@@ -97,7 +97,7 @@ class _Reader:
                 self.found[op] = "update"
 
 
-_BACKWARD = frozenset((scope_of(Kind.BACKWARD), scope_of(Kind.WEIGHTS)))
+_BACKWARD = frozenset((row_scope(Kind.BACKWARD), row_scope(Kind.WEIGHTS)))
 
 
 def _is_pipeline(op: Op) -> bool:

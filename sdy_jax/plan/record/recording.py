@@ -119,7 +119,7 @@ class BorderRecords:
         return "stated" if is_stated else "propagation"
 
 
-def written(traced: Program, places: Places) -> Iterator[RecordedAnnotation]:
+def user_statements(traced: Program, places: Places) -> Iterator[RecordedAnnotation]:
     """What the user wrote inside of the function, in program order."""
     for op in Graph(traced.module).ops:
         if op.name in _WRITTEN:
@@ -182,7 +182,7 @@ def record_of(plan: Answers) -> PlanRecord:
         arguments=tuple(arguments[count:]),
         closed_over=tuple(arguments[:count]),
         results=tuple(results),
-        annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
+        annotations=tuple(user_statements(program.with_module(plan.stages["traced"]), places)),
         code=code_of(plan.stages["imported"], places) if ops is not None else (),
         collectives=collectives,
         ops=made,
@@ -344,7 +344,7 @@ _MOST_OPS = 4000
 """Ops up to which a page says what layouts save. Guessed, as for what a plan says unasked: its model is made again."""
 
 
-def reasons_of(plan: Answers) -> tuple[RecordedReason, ...]:
+def reasons_for_layouts(plan: Answers) -> tuple[RecordedReason, ...]:
     """Why the values of a plan have other layouts than op by op; of large programs nothing."""
     if plan.layouts is None or not plan.layouts.chosen or len(plan.graph.ops) > _MOST_OPS:
         return ()

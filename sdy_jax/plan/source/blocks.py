@@ -17,7 +17,7 @@ from sdy_jax.plan.source.expressions import (
     Function,
     Parameter,
     PrimitiveCall,
-    array_text,
+    array_code,
     by_name,
     materialized,
     number_text,
@@ -222,8 +222,8 @@ class BlockWriter:
         text = number_text(x.reshape(-1)[0].reshape(())) if _is_splat(x) else None
         if text is not None:
             return Expr(text, (), 7 if text.startswith("-") else 9, is_number=True)
-        if x.size <= LARGEST_INLINE and len(array_text(x)) <= _LONGEST_PART:
-            return Expr(array_text(x), value.shape)
+        if x.size <= LARGEST_INLINE and len(array_code(x)) <= _LONGEST_PART:
+            return Expr(array_code(x), value.shape)
         return Expr(self.constant(x), value.shape)
 
     # Comments.

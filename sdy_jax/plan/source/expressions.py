@@ -161,7 +161,7 @@ def elements_text(x: np.ndarray) -> str:
     return f"[{', '.join(map(elements_text, x))}]"
 
 
-def array_text(x: np.ndarray) -> str:
+def array_code(x: np.ndarray) -> str:
     """A small array: `np.array([1, 2], np.int32)`."""
     dtype = dtype_text(x.dtype)
     is_numpy = x.dtype.isbuiltin == 1
@@ -190,7 +190,7 @@ def param_text(value: Any) -> str | None:
         items = [param_text(item) for item in value]
         return None if None in items else tuple_text(items)  # type: ignore[arg-type]
     if isinstance(value, np.ndarray):
-        return array_text(value) if value.size <= LARGEST_INLINE else None
+        return array_code(value) if value.size <= LARGEST_INLINE else None
     return _record_text(value) if type(value).__module__.startswith("jax.") and _fields(value) else None
 
 
@@ -219,7 +219,7 @@ def _is_needed(field: str, text: str | None) -> bool:
     return not (text == "()" and "batching" in field)
 
 
-def spec_text(spec: jax.sharding.PartitionSpec) -> str:
+def spec_code(spec: jax.sharding.PartitionSpec) -> str:
     """`P("data", None, ("x", "y"))`, without trailing Nones."""
     entries = list(spec)
     while entries and entries[-1] is None:
@@ -263,10 +263,10 @@ def _ruff() -> str | None:
 
 
 # Contract of a printer: it is given a `PrimitiveCall` and returns the expression of what the primitive gives. It takes
-# operands from `Call.array`, or from `Call.operand` where NumPy's broadcasting does the same as the primitive, each
-# at most once: an operand's text may be a whole expression. The text must trace to what the primitive does, to the
-# last bit. Several results are a tuple. A primitive without a printer is written as the function of lax that has its
-# name, with its parameters as keywords; where that cannot be, `UnsupportedError` names the op.
+# operands from its `array`, or from its `operand` where NumPy's broadcasting does the same as the primitive, each at
+# most once: an operand's text may be a whole expression. The text must trace to what the primitive does, to the last
+# bit. Several results are a tuple. A primitive without a printer is written as the function of lax that has its name,
+# with its parameters as keywords; where that cannot be, `UnsupportedError` names the op.
 
 Parameter = LocalValue | tuple[str, Sequence[LocalValue]]
 """A parameter of a local function, or one that is a tuple: its name and what is in it."""

@@ -26,7 +26,7 @@ from sdy_jax.ir.stored_shardings import entries_of
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.plan.source import control_flow, elementwise, reductions  # noqa: F401  (each registers its printers)
 from sdy_jax.plan.source.blocks import INDENT, BlockWriter
-from sdy_jax.plan.source.expressions import TEXT_LENGTH, Expr, dtype_text, formatted, shape_text, spec_text, tuple_text
+from sdy_jax.plan.source.expressions import TEXT_LENGTH, Expr, dtype_text, formatted, shape_text, spec_code, tuple_text
 from sdy_jax.plan.source.loops import with_layers, with_plain_loops
 from sdy_jax.plan.source.names import Sources, identifier
 from sdy_jax.plan.source.steps import StepBlock, without_dead_steps
@@ -399,7 +399,7 @@ class _Writing:
         yield f"{INDENT})"
 
     def _spec(self, sharding: TensorSharding | None) -> str:
-        return spec_text(self.traced.spec(sharding)) if sharding else "P()"
+        return spec_code(self.traced.spec(sharding)) if sharding else "P()"
 
     def _given(self, signature: Signature) -> Iterator[str]:
         first = len(self.program.constants)
