@@ -95,13 +95,12 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
     over_network = axes_over_network(mesh, machine) if torus else {}
     torus = tuple(axis for axis in torus if axis not in over_network)
     copies = family.arrays.copies(found.memory, found.launch)
-    laid = _laid({name: axis.size for name, axis in found.axes.items() if axis.size > 1 and name in torus}, machine)
+    laid = dict.fromkeys(found.axes, (1.0, 1.0))
+    laid |= _laid({name: axis.size for name, axis in found.axes.items() if axis.size > 1 and name in torus}, machine)
     return {
-        "latency": {name: axis.latency / (laid[name][0] if name in laid else 1) for name, axis in found.axes.items()},
+        "latency": {name: axis.latency / laid[name][0] for name, axis in found.axes.items()},
         "flop": found.flop,
-        "bandwidth": {
-            name: axis.bandwidth / (laid[name][1] if name in laid else 1) for name, axis in found.axes.items()
-        },
+        "bandwidth": {name: axis.bandwidth / laid[name][1] for name, axis in found.axes.items()},
         "start": {name: axis.start for name, axis in found.axes.items()},
         "memory": found.memory,
         "launch": found.launch,

@@ -28,8 +28,7 @@ from sdy_jax.ir.custom_ops import Kernel, kept_in
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.meshes import Mesh, MeshAxis
 from sdy_jax.ir.operations import body_of, copied, named, symbol, top_level
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.ir.stored_shardings import used_meshes
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.passes.calls import inline_calls
 
@@ -384,13 +383,7 @@ def program_on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
 
 def _meshes_in_use(module: ir.Operation) -> list[ir.Operation]:
     """The meshes that a sharding names; all of them where none does. Others are erased."""
-    known, used = {symbol(op): op for op in top_level(module, "sdy.mesh")}, set()
-
-    def seen(sharding: TensorSharding) -> TensorSharding:
-        used.add(sharding.mesh)
-        return sharding
-
-    map_shardings(module, seen)
+    known, used = {symbol(op): op for op in top_level(module, "sdy.mesh")}, set(used_meshes(module))
     for name in known.keys() - used if known.keys() & used else ():
         known.pop(name).erase()
     return list(known.values())
