@@ -356,7 +356,7 @@ class _Counter:
     ) -> list[Value]:
         """The trips of a loop, one by one where that may matter; `kept`: what a trip returns as it was."""
         most = int(trips.max(initial=0))
-        if most <= 1 or (most <= _MOST_TRIPS and any(_is_known(x) for x in carry) and _has_branches(body)):
+        if most <= 1 or (most <= _MOST_TRIPS and any(isinstance(x, np.ndarray) for x in carry) and _has_branches(body)):
             for number in range(most):
                 carry = trip(carry, weights * (trips > number))
         else:
@@ -450,10 +450,6 @@ _HANDLERS: Mapping[str, _Handler] = {
     "dma_wait": _Counter._awaited,
     "run_scoped": _Counter._scoped,
 }
-
-
-def _is_known(value: Value) -> bool:
-    return isinstance(value, np.ndarray)
 
 
 def _chosen(taken: Sequence[np.ndarray], results: Sequence[list[Value]], by: Sequence[np.ndarray]) -> list[Value]:

@@ -388,10 +388,7 @@ def _with_scalars(
     )
     tree = jax.tree.structure((tuple(range(len(avals))), {}))
     new = mapping.replace(block_mappings=blocks, num_index_operands=at + 1, index_map_avals=avals, index_map_tree=tree)
-    aliases = tuple((i + (i >= at), o) for i, o in parameters["input_output_aliases"])
-    body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, ref)
-    changed = {"grid_mapping": new, "jaxpr": body, "input_output_aliases": aliases}
-    return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
+    return _with_operand(parameters, new, at, ref, extents)
 
 
 def _with_array(call: PallasCall, parameters: dict[str, Any], extents: Mapping[int, int]) -> tuple[dict[str, Any], int]:
@@ -400,8 +397,16 @@ def _with_array(call: PallasCall, parameters: dict[str, Any], extents: Mapping[i
     at = mapping.num_index_operands
     block = scalars_mapping(mapping, len(extents))
     new = mapping.replace(block_mappings=(block, *mapping.block_mappings), num_inputs=mapping.num_inputs + 1)
+    return _with_operand(parameters, new, at, block.block_aval, extents)
+
+
+def _with_operand(
+    parameters: dict[str, Any], new: Any, at: int, ref: Any, extents: Mapping[int, int]
+) -> tuple[dict[str, Any], int]:
+    """A call with the `new` mapping of a grid, whose body takes the first steps as `ref` in the place `at`."""
+    mapping = parameters["grid_mapping"]
     aliases = tuple((i + (i >= at), o) for i, o in parameters["input_output_aliases"])
-    body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, block.block_aval)
+    body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, ref)
     changed = {"grid_mapping": new, "jaxpr": body, "input_output_aliases": aliases}
     return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
 

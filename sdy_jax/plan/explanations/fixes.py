@@ -233,7 +233,7 @@ def statement_changes(plan: Plan) -> Iterator[Change]:
     lines = {note.source: 0.0 for note in plan.dear_constraints if note.op != RESULTS}
     lines |= dict.fromkeys(_gathered_for_nothing(plan), 0.0)
     if plan.layouts is None:
-        lines |= _lines_with_constraints(plan)
+        lines |= {source_line(op.location): 0.0 for op in constraints_in(plan.traced.module)}
     for line in sorted(lines, key=lambda line: -_sent_on(plan, line))[:_MOST_CONSTRAINTS]:
         if said := _said_on(plan, line):
             made = partial(without_constraints, plan.traced, line)
@@ -244,10 +244,6 @@ def statement_changes(plan: Plan) -> Iterator[Change]:
         yield Change("option", plan.source, text, lambda: plan.traced, policy)
     if plan.policy.layouts != "global":
         yield from _missing(plan)
-
-
-def _lines_with_constraints(plan: Plan) -> dict[str, float]:
-    return {source_line(op.location): 0.0 for op in constraints_in(plan.traced.module)}
 
 
 def _sent_on(plan: Plan, line: str) -> float:

@@ -348,7 +348,7 @@ def reasons_for_layouts(plan: Answers) -> tuple[RecordedReason, ...]:
     """Why the values of a plan have other layouts than op by op; of large programs nothing."""
     if plan.layouts is None or not plan.layouts.chosen or len(plan.graph.ops) > _MOST_OPS:
         return ()
-    arguments, results = ([value.path for value in side] for side in (_inputs(plan), plan.results))
+    arguments, results = ([value.path for value in side] for side in ([*plan.constants, *plan.arguments], plan.results))
     paths = {"argument": arguments, "result": results}
 
     def marked(mark: Mark) -> RecordedMark:
@@ -360,10 +360,6 @@ def reasons_for_layouts(plan: Answers) -> tuple[RecordedReason, ...]:
         for marks, each in plan.reasons()
         if marks and each.saves.cost > each.costs.cost
     )
-
-
-def _inputs(plan: Answers) -> list[BoundaryValue]:
-    return [*plan.constants, *plan.arguments]
 
 
 class _StepRecords:

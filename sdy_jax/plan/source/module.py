@@ -360,7 +360,7 @@ class _Writing:
 
     def _of_arrays(self, on_device: str) -> Iterator[str]:
         signature = signature_of(self.program.in_tree, self.program.inputs)
-        yield f"@{self._jit(signature)}"
+        yield f"@{self._jit()}"
         yield f"def {self.name}({signature.text}):"
         yield from self._run(on_device)
         given = ", ".join(self._given(signature))
@@ -375,7 +375,7 @@ class _Writing:
         leaves = [self._result(i, made) for i in range(len(self.results))]
         yield f"{INDENT}return {result_text(self.program.out_tree, leaves, signature.trees)}"
 
-    def _jit(self, signature: Signature) -> str:
+    def _jit(self) -> str:
         entries = entries_of(main_function(self.program.module), "arg_attrs")[len(self.program.constants) :]
         donated = {i for i, entry in enumerate(entries) if "jax.buffer_donor" in entry}
         if not donated:
