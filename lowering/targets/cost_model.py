@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.base.call_errors import did_you_mean, listed
-from sdy_jax.base.errors import SdyError, ShardingError, with_article
+from sdy_jax.base.errors import SdyError, ShardingError, did_you_mean, listed, with_article
 from sdy_jax.base.jax_calls import api_boundary, api_class
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size

@@ -16,8 +16,7 @@ from jax.tree_util import keystr
 
 from sdy_jax.annotate.arguments import SpecRule, match_prefix, warn_of_unused
 from sdy_jax.annotate.trees import named_leaves
-from sdy_jax.base.call_errors import listed
-from sdy_jax.base.errors import ShardingError, with_article
+from sdy_jax.base.errors import ShardingError, listed, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh

@@ -13,8 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES, Parameters, in_name_of
 from sdy_jax.annotate.trees import as_prefix
-from sdy_jax.base.call_errors import listed
-from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
+from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, UnsupportedError, listed
 from sdy_jax.base.jax_calls import (
     CACHE_MISS,
     already_explained,

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from jax.extend.mlir import ir
 
-from sdy_jax.base.call_errors import did_you_mean
-from sdy_jax.base.errors import UnsupportedError
+from sdy_jax.base.errors import UnsupportedError, did_you_mean
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import (
     body_of,

@@ -28,8 +28,7 @@ from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
 from sdy_jax.annotate.specs import check_stated, check_terms
-from sdy_jax.base.call_errors import check_call
-from sdy_jax.base.errors import ShardingError
+from sdy_jax.base.errors import ShardingError, check_call
 from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
 from sdy_jax.calls.arguments import Arguments, Layouts, StaticParameters, Statics
 from sdy_jax.calls.derivatives import Partition, Planned, specs

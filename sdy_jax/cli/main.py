@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import NoReturn
 
-from sdy_jax.base.call_errors import did_you_mean, listed, nearest
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, did_you_mean, listed, nearest
 from sdy_jax.base.version import __version__
 from sdy_jax.cli import UsageError, terminal
 from sdy_jax.cli.terminal import described_bug

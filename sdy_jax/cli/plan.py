@@ -6,8 +6,7 @@ import argparse
 
 import jax
 
-from sdy_jax.base.call_errors import did_you_mean
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, did_you_mean
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.devices import Topology, compiled_report, prepare

@@ -11,8 +11,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.base.call_errors import did_you_mean, listed
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, did_you_mean, listed
 from sdy_jax.base.extensions import Extension
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.graph import Graph, Op

@@ -11,8 +11,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, sdy, stablehlo
 from jax.interpreters import mlir
 
-from sdy_jax.base.call_errors import nearest
-from sdy_jax.base.errors import ParseError, SdyError
+from sdy_jax.base.errors import ParseError, SdyError, nearest
 from sdy_jax.ir.attributes import REDUCTION, SAYABLE
 from sdy_jax.ir.shardings import REDUCTION_KINDS
 from sdy_jax.ir.text.cursor import NO_BRACKET, STRING, STRING_OR_COMMENT, AssemblyError, Lines, Position, closing
