@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 
 from sdy_jax.annotate.arguments import SpecRule, match_prefix, warn_of_unused
 from sdy_jax.annotate.trees import named_leaves
-from sdy_jax.base.errors import ShardingError, listed, with_article
+from sdy_jax.base.errors import ShardingError, listed, some_of, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
@@ -181,8 +181,7 @@ _SHOWN = 5
 
 def listed_paths(said: Sequence[str]) -> str:
     """The first of what is said of several leaves, and how many more there are."""
-    more = len(said) - _SHOWN
-    return ", ".join(said[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return some_of(said, _SHOWN)
 
 
 def stated_specs(specs: Any, params: Any, root: str, where: str) -> list[PartitionSpec | None]:

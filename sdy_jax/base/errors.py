@@ -295,6 +295,12 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
+def some_of(names: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: so many at most, and how many are left out."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def misfit(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ArgumentError | None:
     """The error about a call that a function of ours does not take; None where it takes it."""
     signature, name = inspect.signature(fun), fun.__name__

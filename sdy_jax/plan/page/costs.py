@@ -4,12 +4,13 @@ computes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sdy_jax.base.errors import some_of
 from sdy_jax.ir.jax_shardings import amount_text, bytes_text, count_text, flops_text, seconds_text
 from sdy_jax.plan.page.text import Section, share_text
+from sdy_jax.plan.record.differences import folded
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedTime
@@ -77,7 +78,7 @@ def grouped(
 
 def _alike(each: RecordedCollective) -> object:
     """What tells collectives apart in a short plan: everything but layers that are alike, and their names."""
-    where = each.place.lines, each.cause, _folded(each.place.scope)
+    where = each.place.lines, each.cause, folded(each.place.scope)
     how = each.times, each.times_known, each.counted, each.origin, each.again, each.is_ahead, bool(each.hidden)
     return each.kind, each.detail, each.type, each.wire_bytes, where, how, each.bucket
 
@@ -89,11 +90,6 @@ def _of_one_line(each: RecordedCollective) -> object:
 def _names(each: RecordedCollective) -> tuple[str, ...]:
     """The mesh axes that it runs over, in part or in whole."""
     return tuple(sorted({axis.partition(":")[0] for axis in each.axes}))
-
-
-def _folded(scope: str) -> str:
-    """A name scope without numbers of layers: `Block_*/attention`."""
-    return re.sub(r"\d+", "*", scope)
 
 
 def said(each: RecordedCollective) -> str:
@@ -113,7 +109,7 @@ def _fine(group: CollectiveLine, whole: float, unit: str) -> list[tuple[str, ...
 def _row(
     group: CollectiveLine, first: RecordedCollective, whole: float, unit: str, indent: str = ""
 ) -> tuple[str, ...]:
-    scope = _folded(first.place.scope) if len(group.members) > 1 else first.place.scope
+    scope = folded(first.place.scope) if len(group.members) > 1 else first.place.scope
     cause = cause_of(first, unit) + (f" in {scope}" if scope else "")
     return (f"{indent}{said(first)}", first.type, *_sent(group, whole), first.place.lines, cause)
 
@@ -173,14 +169,13 @@ def _executions(members: Sequence[RecordedCollective]) -> str:
 
 def _causes(members: Sequence[RecordedCollective]) -> str:
     causes = list(dict.fromkeys(each.cause for each in members))
-    scopes = list(dict.fromkeys(s for each in members if (s := _folded(each.place.scope)) and "->" not in s))
+    scopes = list(dict.fromkeys(s for each in members if (s := folded(each.place.scope)) and "->" not in s))
     where = f" in {scopes[0]}" if len(scopes) == 1 else ""
-    more = f" and {len(causes) - 2} more" if len(causes) > 2 else ""
     backward = [each for each in members if each.place.backward]
     when = " (backward)" if len(backward) == len(members) else ""
     if members[0].origin == "user" and all(cause.startswith(("sdy.", "stablehlo.")) for cause in causes):
         return f"the user's{where}"
-    return f"for {', '.join(cause.removeprefix('stablehlo.') for cause in causes[:2])}{more}{when}{where}"
+    return f"for {some_of([cause.removeprefix('stablehlo.') for cause in causes], 2)}{when}{where}"
 
 
 # The kernels of a program: what they compute, what they move, and how long that takes.
