@@ -28,7 +28,7 @@ from sdy_jax.shardy.passes import (
     propagation,
 )
 from sdy_jax.shardy.passes.calls import inline_calls
-from sdy_jax.shardy.passes.constants import merge_constants, split_constants
+from sdy_jax.shardy.passes.cleanup import merge_constants, split_constants
 from sdy_jax.shardy.passes.debug_info import remove_propagation_debug_info, save_module
 
 # The grammar of textual pass pipelines, as MLIR writes them.
