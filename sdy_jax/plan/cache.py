@@ -19,11 +19,10 @@ from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.plan.border import boundary_values
 from sdy_jax.plan.cache_entry import BrokenEntry, CachedAs, CachedPlan, CacheEntry, Stages, entry_bytes
-from sdy_jax.plan.digests import PLAN, Key, cache_folder, can_be_cached
+from sdy_jax.plan.digests import PLAN, Key, RecordedSetting, cache_folder, can_be_cached, planned_with_from
 from sdy_jax.plan.explanations.naming import all_marks
 from sdy_jax.plan.notices import LOG
 from sdy_jax.plan.pinning.choices import choices_of
-from sdy_jax.plan.pinning.setting import RecordedSetting, planned_with_from
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import choices_text
 from sdy_jax.plan.stages import VARIABLE as DUMPS

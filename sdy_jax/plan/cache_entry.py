@@ -24,8 +24,7 @@ from sdy_jax.ir.operations import body_of, copied
 from sdy_jax.lowering.planner.op_times import OpTimes
 from sdy_jax.lowering.planner.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.plan.border import AutomaticLayouts
-from sdy_jax.plan.digests import MODULE, Key, digest_of
-from sdy_jax.plan.pinning.setting import RecordedSetting
+from sdy_jax.plan.digests import MODULE, Key, RecordedSetting, digest_of
 
 # What a plan says as JSON and back: dataclasses and named tuples as lists of their fields, by their declared types.
 #

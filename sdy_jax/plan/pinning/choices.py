@@ -20,8 +20,7 @@ from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollecti
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.plan.border import BoundaryValue
-from sdy_jax.plan.digests import digest_of, program_text
-from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
+from sdy_jax.plan.digests import digest_of, program_text, recorded_costs, recorded_policy, recorded_target
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.files import choices_from_text
 from sdy_jax.plan.record.names import Names, Places
