@@ -15,7 +15,6 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import axes_size
 from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.ops.redistribution import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,
@@ -26,7 +25,15 @@ from sdy_jax.lowering.ops.registry import (
     runs_part_by_part,
     strategies,
 )
-from sdy_jax.lowering.ops.shards import block_shape, factors_of_dims, resized_factors
+from sdy_jax.lowering.ops.shards import (
+    block_shape,
+    factors_of_dims,
+    fetch,
+    redistribute,
+    resized_factors,
+    reversed_,
+    sliced,
+)
 from sdy_jax.lowering.reshard.strip_reads import (
     Fetch,
     Piece,

@@ -20,7 +20,6 @@ from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes
 from sdy_jax.lowering.ops.elementwise import identity, is_identity, known_scalar, reduction_kind
 from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit, scope_name
-from sdy_jax.lowering.ops.redistribution import Axes, cut, fetch, redistribute
 from sdy_jax.lowering.ops.reductions import cumulative, cumulative_strategies, scanned
 from sdy_jax.lowering.ops.registry import (
     Inside,
@@ -32,7 +31,7 @@ from sdy_jax.lowering.ops.registry import (
     pass_through_factors,
     strategies,
 )
-from sdy_jax.lowering.ops.shards import block_shape, factors_of_dims, is_leader, offset
+from sdy_jax.lowering.ops.shards import Axes, block_shape, cut, factors_of_dims, fetch, is_leader, offset, redistribute
 from sdy_jax.lowering.reshard.strip_reads import (
     Reads,
     Scattered,
