@@ -22,7 +22,7 @@ from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_parts, numbers_of, of_axis, part_name
 from sdy_jax.lowering.targets.axis_rates import cut as cut_at
 from sdy_jax.lowering.targets.family import FLOP
-from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
+from sdy_jax.lowering.targets.measurements import Calibration, Probes, Profiled, calibrated, default_path, profile_of
 from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.target import (
     Hosts,
@@ -339,7 +339,7 @@ class CostModel:
                 model, **learned_fields(model, profile_of(from_plan), mesh_from_jax(mesh), device_kind(mesh))
             )
         file, model = default_path(mesh) if path is None else Path(path), cls.of_mesh(mesh)
-        found = calibrated(mesh, file, again, Sizes(), model.product_launch)
+        found = calibrated(mesh, file, again, Probes(), model.product_launch)
         return model.with_rates(found, mesh, f"measured, {file}")
 
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:

@@ -33,11 +33,9 @@ def mesh_from_jax(mesh: AnyMesh) -> Mesh:
     return Mesh(tuple(MeshAxis(str(name), size) for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
 
 
-def from_named_sharding(
-    sharding: jax.sharding.NamedSharding, rank: int, mesh_name: str, where: str = "sharding"
-) -> TensorSharding:
+def from_named_sharding(sharding: jax.sharding.NamedSharding, rank: int, mesh_name: str) -> TensorSharding:
     """A `NamedSharding` of a value of rank `rank` as a sharding on `mesh_name`, the symbol of its mesh."""
-    return from_partition_spec(sharding.spec, rank, mesh_from_jax(sharding.mesh), mesh_name, where)
+    return from_partition_spec(sharding.spec, rank, mesh_from_jax(sharding.mesh), mesh_name)
 
 
 def from_partition_spec(
