@@ -243,9 +243,6 @@ def _without_us(lowered: Callable[[], str]) -> tuple[str, str]:
         return "", str(error).partition("\n")[0] or type(error).__name__
 
 
-_NOTHING = "it is a program from text, or takes or returns no floating-point numbers"
-
-
 def _transposed(
     function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Transposed | None, str]:

@@ -347,7 +347,7 @@ class LayoutReasons:
         self, propagated: ir.Operation, traced: Program, source: str, choice: LayoutChoice, planned: PlannedWith
     ):
         self._given = propagated, traced, source, planned
-        self._mesh_name, self._mesh = traced.mesh_name, traced.mesh
+        self._mesh_name = traced.mesh_name
         self._choice, self.seen = choice, self._modelled(planned.costs, choice.chosen)
         self._prices = ChoicePrices(self.seen, PartitionReport(input_names(traced)))
         self._priced: dict[int, tuple[LayoutPrice, LayoutPrice]] = {}
