@@ -20,7 +20,7 @@ from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.collectives.movement import row_major
 from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import Inside, LocalOp, Shards, Strategy, emitter, pass_through_factors, strategies
-from sdy_jax.lowering.ops.shards import lengthened, offset
+from sdy_jax.lowering.ops.shards import lengthened, offset, shards_of_dims
 
 # Which steps compute a Fourier transform whose dimensions are split: integers only, no arrays.
 #
@@ -285,7 +285,7 @@ def _fft_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     factors = {d: mapping[d] for d in range(rank - len(op.ints("fft_length")), rank)}
 
     def steps(shards: Shards) -> TransformSchedule:
-        return schedule(_problem(op, tuple([math.prod([shards[f] for f in fs]) for fs in mapping])))
+        return schedule(_problem(op, shards_of_dims(mapping, shards)))
 
     def sent_along(dim: int, kind: str) -> Inside:
         def sent(shards: Shards) -> float:

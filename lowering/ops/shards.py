@@ -50,10 +50,14 @@ def resized_factors(op: Op, rule: OpShardingRule) -> frozenset[int]:
     return factors_of_dims(rule.operand_mappings[0], [d for d, (n, m) in enumerate(sizes) if n != m])
 
 
+def shards_of_dims(mapping: TensorMapping, shards: Sequence[int]) -> tuple[int, ...]:
+    """Into how many shards each dimension of a tensor is split, given the shards of each factor of its op's rule."""
+    return tuple([math.prod([shards[f] for f in factors]) for factors in mapping])
+
+
 def block_shape(shape: Sequence[int], mapping: TensorMapping, shards: Sequence[int]) -> tuple[int, ...]:
     """The local shape of a tensor of global `shape`, given the shards of each factor of its op's rule."""
-    counts = (math.prod([shards[f] for f in factors]) for factors in mapping)
-    return tuple([-(-n // count) for n, count in zip(shape, counts, strict=True)])
+    return tuple([-(-n // count) for n, count in zip(shape, shards_of_dims(mapping, shards), strict=True)])
 
 
 def offset(local: LocalOp, axes: Sequence[AxisRef], block: int) -> jax.Array:
