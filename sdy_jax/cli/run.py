@@ -22,6 +22,7 @@ from sdy_jax.equivalence.verification import Verification
 from sdy_jax.equivalence.verify import known_targets, verify
 from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.ir.text.modules import SourceError
+from sdy_jax.plan.page.text import aligned
 
 # Arrays of a command: read from and written to numpy's files, made up, and summarized.
 
@@ -146,8 +147,7 @@ def write_outputs(file: str, results: Sequence[np.ndarray]) -> None:
 def summary(results: Sequence[np.ndarray]) -> str:
     """One line per result: its type, and its smallest, largest and mean value."""
     rows = [(f"out{i}", array_text(result), _figures(result)) for i, result in enumerate(results)]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    return "\n".join(f"  {name:<{widths[0]}}  {kind:<{widths[1]}}  {figures}".rstrip() for name, kind, figures in rows)
+    return "\n".join(aligned(rows))
 
 
 def _figures(result: np.ndarray) -> str:
