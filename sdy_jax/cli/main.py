@@ -479,7 +479,7 @@ _WORK = {
     "opt": ("opt", "run"),
     "plan": ("plan", "run"),
     "run": ("run", "run"),
-    "verify": ("run", "compare"),
+    "verify": ("run", "verify_program"),
     "doctor": ("doctor", "run"),
     "clear": ("plan", "clear"),
 }

@@ -303,7 +303,7 @@ def test_a_body_of_an_unknown_form_is_whole_and_says_so(monkeypatch):
     def unknown(*args):
         raise KeyError("tree")
 
-    monkeypatch.setattr("sdy_jax.ir.kernels.grid_rule.carried", unknown)
+    monkeypatch.setattr("sdy_jax.ir.kernels.grid_rule.carrier", unknown)
     equation = call_of(copy, (4,), [ROWS], [ROWS])
     assert why_whole(equation, 0) == "the body of `copy` is of an unknown form (KeyError: 'tree')"
     assert pattern(rule_of(equation)) == "([., .])->([., .]) {}"

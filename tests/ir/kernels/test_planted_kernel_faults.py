@@ -102,7 +102,7 @@ def numbered(x, size=2):
 
 
 PLANTED = {
-    "nothing is carried": Planted(grid_rule, "carried", lambda right: lambda *args: None, 0),
+    "nothing is carried": Planted(grid_rule, "carrier", lambda right: lambda *args: None, 0),
     "nothing is kept": Planted(grid_rule, "_kept", lambda right: lambda call, dim: [], 0),
     "what moves stays": Planted(grid_rule, "_kept", _stays, through_a_result_that_moves),
     "operands are not changed": Planted(grid_rule, "written_arguments", lambda right: lambda body: frozenset(), 9),
