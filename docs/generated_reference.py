@@ -17,7 +17,7 @@ from sdy_jax.cli.main import option_parser
 from sdy_jax.lowering.targets.family import GIB, Machine
 from sdy_jax.lowering.targets.target import machines
 from sdy_jax.shardy.passes.pipelines import PIPELINES
-from sdy_jax.shardy.passes.registry import PASSES, options_of
+from sdy_jax.shardy.passes.registry import PASSES, declared_options
 
 _UNDOCUMENTED = {
     "cse": "MLIR's pass: of ops without effects that compute the same, one stays.",
@@ -61,7 +61,7 @@ def passes_text(known: Mapping[str, Callable[..., Any]]) -> list[str]:
     for name, function in known.items():
         done = re.sub(rf"^`{name}`: ", "", _summary(function)) or _UNDOCUMENTED[name]
         lines += [f"`{name}`", f": {_markdown(done[0].upper() + done[1:])}", ""]
-        for option, allowed in options_of(function).items():
+        for option, allowed in declared_options(function).items():
             values = " or ".join(f"`{value}`" for value in allowed) if allowed else "text"
             lines += [f"  - `{option}`: {values}"]
         lines.append("")

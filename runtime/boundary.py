@@ -116,7 +116,7 @@ class Boundary:
                 for x, is_whole in zip(xs, whole, strict=True)
             )
             if not self._is_in_specs:
-                xs = tuple(self._entered(x, i) for i, x in enumerate(self._on_user_axes(xs)))
+                xs = tuple(self._constrained(x, self._entering(i)) for i, x in enumerate(self._on_user_axes(xs)))
             return tuple(self._left(y, i) for i, y in enumerate(self._mapped(function, xs, types)))
 
         if not self._explicit:
@@ -223,9 +223,6 @@ class Boundary:
     def _leaving(self, number: int) -> TensorSharding:
         """The sharding of a result as it leaves."""
         return _along_first(self._out[number]) if self._are_terms[number] else self._out[number]
-
-    def _entered(self, x: jax.Array, number: int) -> jax.Array:
-        return self._constrained(x, self._entering(number))
 
     def _left(self, y: jax.Array, number: int) -> jax.Array:
         return y if self._is_in_specs and y.size else self._constrained(y, self._leaving(number))
@@ -414,7 +411,7 @@ def _shortened(spec: PartitionSpec) -> PartitionSpec:
     return spec.update(partitions=tuple(entries)) if len(entries) < len(spec.partitions) else spec
 
 
-def named(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
+def named_sharding_of(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
     """The jax sharding of a value at the border: on the mesh itself where its axes can say it, else on a mesh whose
     axes are the parts of them that are used."""
     if not has_sub_axes(sharding):
@@ -444,7 +441,7 @@ def states_other_kind(spec: Any) -> bool:
     return isinstance(spec, jax.sharding.NamedSharding) and spec.memory_kind not in (None, "device", "pinned_host")
 
 
-def on_devices(x: Any) -> Any:
+def in_device_memory(x: Any) -> Any:
     """An argument in the memory of its devices."""
     return jax.device_put(x, _DEVICE) if is_on_host(jax.typeof(x)) else x
 

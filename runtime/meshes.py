@@ -82,7 +82,7 @@ def check_axis_names(names: Iterable[str]) -> None:
 # axes.
 
 
-class Group(TypedDict):
+class ReplicaGroups(TypedDict):
     """The devices that a collective joins, as the keyword arguments of lax's collectives: all along some axes, or lists
     of positions over all axes."""
 
@@ -131,7 +131,7 @@ class RefinedMesh:
         members = tuple(member for group in groups for member in group)
         return replace(RefinedMesh.of(grouped, forms=self.forms), device_permutation=members, around=self.axis_names)
 
-    def group(self, axes: Sequence[AxisRef]) -> Group:
+    def group(self, axes: Sequence[AxisRef]) -> ReplicaGroups:
         """The groups of devices that differ along `axes` only, which number the members, first axis major."""
         if not self.device_permutation:
             return {"axis_name": self.names(axes), "axis_index_groups": None}

@@ -525,12 +525,7 @@ def lookups() -> list[Case]:
 # --- transforms and linear algebra ------------------------------------------------------------------------------------
 
 
-def positive(x: jax.Array) -> jax.Array:
-    """Positive definite matrices from any."""
-    return x @ jnp.swapaxes(x, -1, -2) + 2 * x.shape[-1] * jnp.eye(x.shape[-1], dtype=x.dtype)
-
-
-POSITIVE = np.asarray([positive_ @ positive_.T + 64 * np.eye(32, dtype=np.float32) for positive_ in f32(8, 32, 32)])
+POSITIVE = np.asarray([x @ x.T + 64 * np.eye(32, dtype=np.float32) for x in f32(8, 32, 32)])
 
 
 def solve(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -21,10 +21,11 @@ from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, no_kernel, wa
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
 
-LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6)
+ICI = TPU.machines["tpu v5e"].links
+LINK = Link(2, bandwidth=ICI.bandwidth, hop=ICI.latency, start=ICI.latency)
 """Along a ring of a slice: what the ops around a collective take is among the cycles of these."""
 
-TORUS = TPU.machines["tpu v5e"].links.torus or Torus(2)
+TORUS = ICI.torus or Torus(2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.attributes import attribute_from_text
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.ir.new_ops import Place, any_number, converted, created, filled, reshaped, shape_of, tensor_type
+from sdy_jax.ir.new_ops import Place, any_number, converted, created, filled_array, reshaped, shape_of, tensor_type
 from sdy_jax.ir.shardings import CLOSED, TensorSharding
 from sdy_jax.ir.stored_shardings import store_results
 from sdy_jax.lowering.ops.elementwise import known_scalar, reduction_kind, returns_new
@@ -187,7 +187,7 @@ class _Window:
         at = created("stablehlo.iota", index, [], self._place, self._sharding, dims)
         for bound, direction, is_needed in ((first, "GE", first > 0), (end, "LT", end < shape[dim])):
             if is_needed:
-                other = filled(np.asarray(bound, np.int32), index, self._place, self._sharding)
+                other = filled_array(np.asarray(bound, np.int32), index, self._place, self._sharding)
                 compares = {"comparison_direction": _direction(direction, context)}
                 yield created("stablehlo.compare", self._flags, [at, other], self._place, self._sharding, compares)
 
@@ -237,7 +237,7 @@ def _scatter(op: Op, layer: LayerOfStack) -> ir.Value | None:
 def _within(layer: LayerOfStack, place: Place) -> ir.Value:
     """The number of a layer that is there: slices take the nearest one, scatters leave out what is out of bounds."""
     numbers = 0, shape_of(layer.stack)[0] - 1
-    first, last = (filled(np.asarray(number), layer.at.type, place) for number in numbers)
+    first, last = (filled_array(np.asarray(number), layer.at.type, place) for number in numbers)
     return created("stablehlo.clamp", layer.at.type, [first, layer.at, last], place)
 
 

@@ -27,8 +27,8 @@ from sdy_jax.lowering.ops.products import precision, without_padding
 from sdy_jax.lowering.ops.re_emission import re_emit
 from sdy_jax.lowering.ops.registry import LocalOp, Strategy, emitter, pass_through_factors, strategies
 from sdy_jax.lowering.ops.windows import (
-    Fetch,
     LocalWindow,
+    WindowFetch,
     array_text,
     fetched,
     padding_text,
@@ -88,7 +88,7 @@ def _of_kernel_alone(rule: OpShardingRule, space: Sequence[_Space]) -> frozenset
     return kernel - rule.factors_of[0] - rule.factors_of[2]
 
 
-def _fetch(rule: OpShardingRule, dim: _Space) -> Fetch | None:
+def _fetch(rule: OpShardingRule, dim: _Space) -> WindowFetch | None:
     """How a spatial dimension may be split: along its major factor, if that of the result or the kernel is the same."""
     lhs, kernel, result = (
         next((f for f in factors if rule.factor_sizes[f] > 1), None)
@@ -96,7 +96,7 @@ def _fetch(rule: OpShardingRule, dim: _Space) -> Fetch | None:
     )
     if lhs is None or lhs not in (kernel, result):
         return None
-    return Fetch(dim.input, lhs, dim.window, read_by_elements if lhs == kernel else read_by_windows)
+    return WindowFetch(dim.input, lhs, dim.window, read_by_elements if lhs == kernel else read_by_windows)
 
 
 @emitter("stablehlo.convolution")

@@ -20,7 +20,7 @@ from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.collectives.movement import row_major
 from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import Inside, LocalOp, Shards, Strategy, emitter, pass_through_factors, strategies
-from sdy_jax.lowering.ops.shards import lengthened, offset
+from sdy_jax.lowering.ops.shards import lengthened, offset, shards_of_dims
 
 # Which steps compute a Fourier transform whose dimensions are split: integers only, no arrays.
 #
@@ -46,7 +46,7 @@ class Transform(NamedTuple):
     kind: str
 
 
-class Move(NamedTuple):
+class MoveAxes(NamedTuple):
     """The axes of dimension `of` move from `source`, of which `length` elements are left, to `target`."""
 
     of: int
@@ -73,13 +73,13 @@ class Gather(NamedTuple):
     dim: int
 
 
-class Cut(NamedTuple):
+class CutDimension(NamedTuple):
     """Of a whole dimension, each device keeps its block."""
 
     dim: int
 
 
-Step = Transform | Move | FourSteps | Halves | Gather | Cut
+Step = Transform | MoveAxes | FourSteps | Halves | Gather | CutDimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TransformSchedule:
     """The steps, and the bytes that a device sends in those of each dimension's axes."""
 
     steps: tuple[Step, ...]
@@ -117,7 +117,7 @@ class Schedule:
 
 
 def _count_along(step: Step, dim: int) -> int:
-    if isinstance(step, Move):
+    if isinstance(step, MoveAxes):
         return int(step.of == dim)
     if isinstance(step, FourSteps | Halves):
         return 3 * (step.dim == dim)
@@ -125,12 +125,12 @@ def _count_along(step: Step, dim: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def schedule(problem: Problem) -> Schedule:
+def schedule(problem: Problem) -> TransformSchedule:
     """The steps that send least."""
     return min(schedules(problem), key=lambda way: sum(way.sent))
 
 
-def schedules(problem: Problem) -> list[Schedule]:
+def schedules(problem: Problem) -> list[TransformSchedule]:
     """All that are considered."""
     ways = moved(problem), four_steps(problem), halves(problem), gathered(problem)
     return [way for way in ways if way is not None]
@@ -151,8 +151,8 @@ class _Progress:
         self.steps: list[Step] = []
         self.sent = [0.0] * len(problem.shape)
 
-    def finished(self) -> Schedule:
-        return Schedule(tuple(self.steps), tuple(self.sent))
+    def finished(self) -> TransformSchedule:
+        return TransformSchedule(tuple(self.steps), tuple(self.sent))
 
     def transform(self, dims: Sequence[int]) -> None:
         problem, last = self.problem, self.problem.dims[-1]
@@ -179,7 +179,7 @@ class _Progress:
         moving = math.prod(self.sizes) * count
         self.sizes[source] = length
         self.on[target].append((of, before))
-        self.steps.append(Move(of, source, target, length))
+        self.steps.append(MoveAxes(of, source, target, length))
         self.sent[of] += (count - 1) / count * moving * self.itemsize
 
     def target(self, source: int) -> int | None:
@@ -195,7 +195,7 @@ class _Progress:
         return min((d for d in others if d != home or not self.on[d]), key=cost, default=None)
 
 
-def moved(problem: Problem) -> Schedule | None:
+def moved(problem: Problem) -> TransformSchedule | None:
     """Dimension after dimension becomes whole; None where there is no other dimension, or no order of the ways back."""
     run = _Progress(problem)
     while run.pending:
@@ -225,7 +225,7 @@ def _return(run: _Progress) -> bool:
     return True
 
 
-def four_steps(problem: Problem) -> Schedule | None:
+def four_steps(problem: Problem) -> TransformSchedule | None:
     """The four-step algorithm along the only split dimension; None where it cannot be."""
     if len(problem.split) != 1 or problem.kind not in ("FFT", "IFFT"):
         return None
@@ -241,7 +241,7 @@ def four_steps(problem: Problem) -> Schedule | None:
     return run.finished()
 
 
-def halves(problem: Problem) -> Schedule | None:
+def halves(problem: Problem) -> TransformSchedule | None:
     """A real transform whose only split dimension is the last one; None where it cannot be.
 
     Beyond the four steps every device sends its block to its mirror image, one element more, or two, and a row of
@@ -265,7 +265,7 @@ def halves(problem: Problem) -> Schedule | None:
     return run.finished()
 
 
-def gathered(problem: Problem) -> Schedule:
+def gathered(problem: Problem) -> TransformSchedule:
     """Every device transforms all of the split dimensions."""
     run = _Progress(problem)
     for d in problem.split:
@@ -273,7 +273,7 @@ def gathered(problem: Problem) -> Schedule:
         run.sent[d] = (problem.shards[d] - 1) * math.prod(run.sizes) * run.itemsize
         run.sizes[d] = problem.shape[d]
     run.transform(list(problem.dims))
-    return replace(run.finished(), steps=(*run.steps, *(Cut(d) for d in problem.split)))
+    return replace(run.finished(), steps=(*run.steps, *(CutDimension(d) for d in problem.split)))
 
 
 # Fourier transforms: split dimensions become whole one after the other, by the steps above.
@@ -284,8 +284,8 @@ def _fft_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     mapping, rank = rule.mappings[0], op.operands[0].rank
     factors = {d: mapping[d] for d in range(rank - len(op.ints("fft_length")), rank)}
 
-    def steps(shards: Shards) -> Schedule:
-        return schedule(_problem(op, tuple([math.prod([shards[f] for f in fs]) for fs in mapping])))
+    def steps(shards: Shards) -> TransformSchedule:
+        return schedule(_problem(op, shards_of_dims(mapping, shards)))
 
     def sent_along(dim: int, kind: str) -> Inside:
         def sent(shards: Shards) -> float:
@@ -326,11 +326,11 @@ class _Run:
     def step(self, x: jax.Array, step: Step) -> jax.Array:
         if isinstance(step, Transform):
             return self._transform(x, step)
-        dim = step.of if isinstance(step, Move) else step.dim
+        dim = step.of if isinstance(step, MoveAxes) else step.dim
         with jax.named_scope(scope_name(self._local.op.name, self._axes[dim], self._local.op.source)):
-            if isinstance(step, Move):
+            if isinstance(step, MoveAxes):
                 return self._move(x, step)
-            if isinstance(step, Gather | Cut):
+            if isinstance(step, Gather | CutDimension):
                 return self._change(x, step)
             run = self._halves if isinstance(step, Halves) else self._all
             return jnp.moveaxis(run(jnp.moveaxis(x, dim, -1), self._axes[dim]), -1, dim)
@@ -340,13 +340,13 @@ class _Run:
         lengths = [self._problem.result[d] if d == last and step.kind == "IRFFT" else x.shape[d] for d in step.dims]
         return _transformed(x, step.dims, step.kind, lengths)
 
-    def _move(self, x: jax.Array, step: Move) -> jax.Array:
+    def _move(self, x: jax.Array, step: MoveAxes) -> jax.Array:
         axes = self._axes[step.of]
         x = lengthened(x, step.target, -x.shape[step.target] % self._count(step.of))
         x = movement.all_to_all(x, [(axes, step.source, step.target)], self._local.mesh)
         return lax.slice_in_dim(x, 0, step.length, axis=step.source)
 
-    def _change(self, x: jax.Array, step: Gather | Cut) -> jax.Array:
+    def _change(self, x: jax.Array, step: Gather | CutDimension) -> jax.Array:
         dim = step.dim
         axes, count = self._axes[dim], self._count(dim)
         if isinstance(step, Gather):

@@ -29,9 +29,9 @@ from sdy_jax.base.errors import InternalError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.base.jax_primitives import FFI_EFFECT
 from sdy_jax.ir.attributes import REDUCTION, reduction_attributes
-from sdy_jax.ir.call_stacks import CallStack, alike_from_start, call_stack, called_through, callers, inside_of
 from sdy_jax.ir.collectives import REDUCING
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.locations import CallStack, alike_from_start, call_stack, called_through, callers, inside_of
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import module_of, pre_order, referenced_functions
 from sdy_jax.lowering.ops.registry import LocalOp

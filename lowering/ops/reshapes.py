@@ -16,7 +16,6 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import Axes, axes_size
 from sdy_jax.ir.shardings import OpShardingRule, TensorMapping
 from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.redistribution import redistribute
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,
@@ -28,7 +27,7 @@ from sdy_jax.lowering.ops.registry import (
     runs_part_by_part,
     strategies,
 )
-from sdy_jax.lowering.ops.shards import block_shape
+from sdy_jax.lowering.ops.shards import block_shape, redistribute
 from sdy_jax.lowering.reshard.strip_reads import Level, reshape_plan
 from sdy_jax.lowering.reshard.strips import block_length
 

@@ -15,7 +15,6 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import axes_size
 from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.elementwise import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.ops.redistribution import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.ops.registry import (
     Inside,
     LocalOp,
@@ -26,7 +25,16 @@ from sdy_jax.lowering.ops.registry import (
     runs_part_by_part,
     strategies,
 )
-from sdy_jax.lowering.ops.shards import block_shape, factors_of_dims, resized_factors
+from sdy_jax.lowering.ops.shards import (
+    block_shape,
+    factors_of_dims,
+    fetch,
+    redistribute,
+    resized_factors,
+    reversed_,
+    shards_of_dims,
+    sliced,
+)
 from sdy_jax.lowering.reshard.strip_reads import (
     Fetch,
     Piece,
@@ -66,8 +74,7 @@ def by_strips(op: Op, rule: OpShardingRule, dims: Sequence[int], plan_of: PlanOf
 
     def inside(dim: int) -> Inside:
         def sent(shards: Shards) -> int:
-            per_dim = [math.prod([shards[f] for f in factors]) for factors in mapping]
-            return dict(_sent_in_order(op, dims, plan_of, per_dim)).get(dim, 0)
+            return dict(_sent_in_order(op, dims, plan_of, shards_of_dims(mapping, shards))).get(dim, 0)
 
         return Inside("collective_permute", factors_of_dims(mapping, [dim]), 0, sent)
 
@@ -215,15 +222,12 @@ def _turned(op: Op, shards: Sequence[int]) -> list[int]:
 def _reverse_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     mapping, dims = rule.operand_mappings[0], op.ints("dimensions")
 
-    def per_dim(shards: Shards) -> list[int]:
-        return [math.prod([shards[f] for f in factors]) for factors in mapping]
-
     def turned(shards: Shards) -> int:
-        counts = per_dim(shards)
+        counts = shards_of_dims(mapping, shards)
         return math.prod(block_shape(op.operands[0].shape or (), mapping, shards)) if _turned(op, counts) else 0
 
     def shifted(dim: int, shards: Shards) -> int:
-        counts = per_dim(shards)
+        counts = shards_of_dims(mapping, shards)
         rest = [d for d in dims if d not in _turned(op, counts)]
         return dict(_sent_in_order(op, rest, partial(_reversed, op), counts)).get(dim, 0)
 

@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.base.jax_calls import jit
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.meshes import Axes, AxisRef, axes_size
+from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.ops.elementwise import expression
@@ -178,7 +178,7 @@ def _exchanged(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) 
 def _gathered(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) -> list[jax.Array]:
     dim = _dimension(local.op)
     axes, block = local.operand_axes(0, dim), operands[0].shape[dim]
-    gathered = [movement.all_gather(x, _along(dim, axes, x.ndim), local.mesh) for x in operands]
+    gathered = [movement.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], local.mesh) for x in operands]
     start = offset(local, axes, block)
     return [lax.dynamic_slice_in_dim(x, start, block, dim) for x in _sorted(local, gathered, dim, keys)]
 
@@ -224,10 +224,6 @@ def _parts(x: jax.Array) -> tuple[jax.Array, ...]:
 
 def _comes_before(x: jax.Array, y: jax.Array) -> jax.Array:
     return (x < y) | ((y != y) & (x == x)) if jnp.issubdtype(x.dtype, jnp.floating) else x < y
-
-
-def _along(dim: int, axes: Axes, rank: int) -> list[Axes]:
-    return [axes if d == dim else () for d in range(rank)]
 
 
 def _num_keys(op: Op) -> int | None:

@@ -20,7 +20,6 @@ from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.ops.collectives.packing import all_reduce_bytes
 from sdy_jax.lowering.ops.elementwise import identity, is_identity, known_scalar, reduction_kind
 from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit, scope_name
-from sdy_jax.lowering.ops.redistribution import Axes, cut, fetch, redistribute
 from sdy_jax.lowering.ops.reductions import cumulative, cumulative_strategies, scanned
 from sdy_jax.lowering.ops.registry import (
     Inside,
@@ -32,7 +31,7 @@ from sdy_jax.lowering.ops.registry import (
     pass_through_factors,
     strategies,
 )
-from sdy_jax.lowering.ops.shards import block_shape, factors_of_dims, is_leader, offset
+from sdy_jax.lowering.ops.shards import Axes, block_shape, cut, factors_of_dims, fetch, is_leader, offset, redistribute
 from sdy_jax.lowering.reshard.strip_reads import (
     Reads,
     Scattered,
@@ -57,7 +56,7 @@ from sdy_jax.shardy.rules.op_attributes import (
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class WindowFetch:
     """A dimension of a tensor that is split along `factor`; `plan(window, shards)` brings what the devices read."""
 
     dim: int
@@ -80,7 +79,7 @@ class _Sent:
 
     shape: tuple[int, ...]
     mapping: TensorMapping
-    fetches: tuple[Fetch, ...]
+    fetches: tuple[WindowFetch, ...]
 
     def __call__(self, shards: Shards) -> float:
         lengths = list(block_shape(self.shape, self.mapping, shards))
@@ -91,10 +90,10 @@ class _Sent:
         lengths[last.dim] = self._plan(last, shards).wire_elements
         return math.prod(lengths)
 
-    def _shards(self, fetch: Fetch, shards: Shards) -> int:
+    def _shards(self, fetch: WindowFetch, shards: Shards) -> int:
         return math.prod([shards[f] for f in self.mapping[fetch.dim]])
 
-    def _plan(self, fetch: Fetch, shards: Shards) -> StripPlan:
+    def _plan(self, fetch: WindowFetch, shards: Shards) -> StripPlan:
         return fetch.plan(fetch.window, self._shards(fetch, shards))
 
 
@@ -115,7 +114,7 @@ def array_text(numbers: Iterable[int]) -> str:
     return f"array<i64: {', '.join(map(str, numbers))}>"
 
 
-def fetched(tensor: int, shape: Sequence[int], mapping: TensorMapping, fetches: Sequence[Fetch]) -> list[Inside]:
+def fetched(tensor: int, shape: Sequence[int], mapping: TensorMapping, fetches: Sequence[WindowFetch]) -> list[Inside]:
     """What an emitter sends that runs these fetches in turn.
 
     Args:
@@ -312,7 +311,7 @@ def _window_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     windows, kind = _windows_by_dim(op), reduction_kind(op.blocks[0])
     mapping, inputs = rule.operand_mappings[0], range(len(op.results))
     fetches = [
-        Fetch(dim, factor, found, read_by_elements if factor in rule.reduction else read_by_windows)
+        WindowFetch(dim, factor, found, read_by_elements if factor in rule.reduction else read_by_windows)
         for dim, found in windows.items()
         if (factor := _split_factor(rule, dim)) is not None and (factor not in rule.reduction or kind)
     ]
@@ -411,7 +410,7 @@ def _select_and_scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strateg
     }
     inside = []
     for tensor, plan in enumerate((_read_operand, _read_source)):
-        fetches = [Fetch(dim, factor, windows[dim], plan) for dim, factor in split.items()]
+        fetches = [WindowFetch(dim, factor, windows[dim], plan) for dim, factor in split.items()]
         inside += fetched(tensor, op.operands[tensor].shape or (), mapping, fetches)
     return [Strategy("along_windows", kept | frozenset(split.values()), inside=tuple(inside))]
 

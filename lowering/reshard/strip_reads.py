@@ -194,7 +194,7 @@ def _clipped(first: int, last: int, origin: int, size: int) -> tuple[Want, ...]:
 # Dimensions of size N over g shards have blocks of ceil(N / g) elements, in operands and results alike; what lies
 # beyond N is padding and is never read. Every function here is memoised and returns a plan of strips, whose
 # `wire_elements` times the size of a row is what a device sends (`reshard/strips.py`);
-# `ops/redistribution.py` runs them. What windows want is above.
+# `ops/shards.py` runs them. What windows want is above.
 
 
 class Piece(NamedTuple):

@@ -252,7 +252,7 @@ def _lowest_free(used: int) -> int:
 # has one set of copies and one round of one element: `plan.wire_elements == 1`. What no want asks for (the first
 # element of shard 0, the padding of sources) is never read; there the result keeps its fill value.
 #
-# `relayouts.py` has the wants of reshards, `reshard/strip_reads.py` those of ops; `ops/redistribution.py`
+# `relayouts.py` has the wants of reshards, `reshard/strip_reads.py` those of ops; `ops/shards.py`
 # runs plans on arrays. See docs/explanation/reshards.md#strips.
 
 

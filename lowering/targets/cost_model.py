@@ -15,15 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.base.call_errors import did_you_mean, listed
-from sdy_jax.base.errors import SdyError, ShardingError, with_article
+from sdy_jax.base.errors import SdyError, ShardingError, did_you_mean, listed, with_article
 from sdy_jax.base.jax_calls import api_boundary, api_class
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
 from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_parts, numbers_of, of_axis, part_name
 from sdy_jax.lowering.targets.axis_rates import cut as cut_at
 from sdy_jax.lowering.targets.family import FLOP
-from sdy_jax.lowering.targets.measurements import Calibration, Profiled, Sizes, calibrated, default_path, profile_of
+from sdy_jax.lowering.targets.measurements import Calibration, Probes, Profiled, calibrated, default_path, profile_of
 from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.target import (
     Hosts,
@@ -95,13 +94,12 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
     over_network = axes_over_network(mesh, machine) if torus else {}
     torus = tuple(axis for axis in torus if axis not in over_network)
     copies = family.arrays.copies(found.memory, found.launch)
-    laid = _laid({name: axis.size for name, axis in found.axes.items() if axis.size > 1 and name in torus}, machine)
+    laid = dict.fromkeys(found.axes, (1.0, 1.0))
+    laid |= _laid({name: axis.size for name, axis in found.axes.items() if axis.size > 1 and name in torus}, machine)
     return {
-        "latency": {name: axis.latency / (laid[name][0] if name in laid else 1) for name, axis in found.axes.items()},
+        "latency": {name: axis.latency / laid[name][0] for name, axis in found.axes.items()},
         "flop": found.flop,
-        "bandwidth": {
-            name: axis.bandwidth / (laid[name][1] if name in laid else 1) for name, axis in found.axes.items()
-        },
+        "bandwidth": {name: axis.bandwidth / laid[name][1] for name, axis in found.axes.items()},
         "start": {name: axis.start for name, axis in found.axes.items()},
         "memory": found.memory,
         "launch": found.launch,
@@ -341,7 +339,7 @@ class CostModel:
                 model, **learned_fields(model, profile_of(from_plan), mesh_from_jax(mesh), device_kind(mesh))
             )
         file, model = default_path(mesh) if path is None else Path(path), cls.of_mesh(mesh)
-        found = calibrated(mesh, file, again, Sizes(), model.product_launch)
+        found = calibrated(mesh, file, again, Probes(), model.product_launch)
         return model.with_rates(found, mesh, f"measured, {file}")
 
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:

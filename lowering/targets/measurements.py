@@ -98,7 +98,7 @@ _LEAST = 1e-16
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class Probes:
     """What is measured: bytes of collectives, rows of square matrices, bytes of element-wise ops."""
 
     collectives: tuple[int, ...] = COLLECTIVE_SIZES
@@ -128,7 +128,7 @@ class Calibration:
     launch: float
 
     @classmethod
-    def measured(cls, mesh: jax.sharding.Mesh, sizes: Sizes, product_launch: float = 0.0) -> Calibration:
+    def measured(cls, mesh: jax.sharding.Mesh, sizes: Probes, product_launch: float = 0.0) -> Calibration:
         """Measures a mesh; takes some seconds, on slow machines a minute. `product_launch`: the seconds that a product
         takes beside its work, where that is known to be more than for any op.
 
@@ -257,7 +257,7 @@ def _directory() -> Path:
 
 
 def calibrated(
-    mesh: jax.sharding.Mesh, file: Path, again: bool, sizes: Sizes, product_launch: float = 0.0
+    mesh: jax.sharding.Mesh, file: Path, again: bool, sizes: Probes, product_launch: float = 0.0
 ) -> Calibration:
     """What a file says of a mesh, or what is measured and written to it; as `CostModel.calibrate`."""
     known = None if again else _agreed(mesh, read(file, mesh))

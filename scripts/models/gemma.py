@@ -9,19 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from models.common import (
-    Array,
-    Layout,
-    Program,
-    Tree,
-    bf16,
-    cross_entropy,
-    i32,
-    rms_norm,
-    rotary,
-    stacked,
-    training,
-)
+from models.common import Array, Layout, Program, Tree, bf16, cross_entropy, i32, rms_norm, rotary, stacked, training
 from models.kernels import Attention, written_out
 
 

@@ -10,8 +10,11 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from sdy_jax.base.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, with_article
+from sdy_jax.base.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, some_of, with_article
 from sdy_jax.ir.jax_shardings import long_dtype_name
+
+_KEYS = 5
+"""Keys that are named. Chosen: for a reader."""
 
 _SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
 
@@ -187,7 +190,7 @@ def other_tree(
     if type(specs) is type(tree) and not isinstance(specs, (tuple, list)):
         missing = [key for key in wanted if key not in keys]
         surplus = [key for key in keys if key not in wanted]
-        lacks, has = f"it lacks {_listed(missing)}", f"it has {_listed(surplus)}, which `{root}` has not"
+        lacks, has = f"it lacks {some_of(missing, _KEYS)}", f"it has {some_of(surplus, _KEYS)}, which `{root}` has not"
         difference = " and ".join([lacks] * bool(missing) + [has] * bool(surplus)) or "the order of its keys differs"
     else:
         difference = f"it has {_described(specs)} there, where {_holder(where)} {_described(tree)}"
@@ -206,7 +209,3 @@ def _holder(where: str) -> str:
     if "out_" in where:
         return "the function returns"
     return "the argument is" if "in_" in where else "the value is"
-
-
-def _listed(keys: Sequence[str], most: int = 5) -> str:
-    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")

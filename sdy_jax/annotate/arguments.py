@@ -233,6 +233,11 @@ class Parameters:
         return replace(self, positional=positional, keyword_only=tuple(p for p in self.keyword_only if p not in names))
 
 
+def positional_name(index: int, names: Sequence[str]) -> str:
+    """The name of a positional argument, or `args[2]` of one behind those that have names."""
+    return names[index] if index < len(names) else f"args[{index}]"
+
+
 def argument_leaves(
     specs: Spec,
     args: Sequence[Any],
@@ -257,7 +262,7 @@ def argument_leaves(
     if not parameters.positional and not named:  # no signature, or `**kwargs` only: as jax orders them
         named = tuple(sorted(kwargs))
     count = max(len(parameters.positional), len(args))
-    roots = (*parameters.positional, *(f"args[{i}]" for i in range(len(parameters.positional), count)))
+    roots = tuple(positional_name(i, parameters.positional) for i in range(count))
     entries = _entries(specs, replace(parameters, positional=roots, keyword_only=named), len(args), kwargs, where)
     passed = dict(zip(roots, args, strict=False)) | {name: kwargs[name] for name in sorted(kwargs)}
     leaves: list[Leaf] = []

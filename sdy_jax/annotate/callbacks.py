@@ -34,7 +34,7 @@ from sdy_jax.base.jax_primitives import (
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, Callback, call_function
 from sdy_jax.ir.jax_shardings import array_text, has_sub_axes
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.runtime.boundary import named
+from sdy_jax.runtime.boundary import named_sharding_of
 from sdy_jax.runtime.evaluation import Waited
 from sdy_jax.runtime.meshes import RefinedMesh
 
@@ -340,7 +340,7 @@ def _emit_shown(
         if sharding is not None and has_sub_axes(sharding) and isinstance(mesh, Mesh):
             callback(NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding)))
         else:
-            callback(NamedSharding(mesh, PartitionSpec()) if sharding is None else named(sharding, mesh))
+            callback(NamedSharding(mesh, PartitionSpec()) if sharding is None else named_sharding_of(sharding, mesh))
         return []
 
     title = "jax.debug.inspect_array_sharding"

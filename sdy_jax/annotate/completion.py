@@ -80,7 +80,7 @@ def argument_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> jax.ShapeDtypeSt
     return value if type_ is None else typed(value, type_)
 
 
-def on_mesh(value: jax.ShapeDtypeStruct, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
+def type_on_mesh(value: jax.ShapeDtypeStruct, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
     """A type that shows the mesh, as those of arrays on Auto axes do."""
     return typed(value, NamedSharding(mesh.abstract_mesh, PartitionSpec(*(None,) * len(value.shape))))
 
@@ -89,14 +89,14 @@ def as_seen(value: jax.ShapeDtypeStruct, leaf: Leaf, mesh: AnyMesh, shown: AnyMe
     """The type of an argument on Auto axes as the function sees it: on the mesh that all types are `shown` on, else on
     that which its own type shows."""
     shown = leaf.shown if shown is None else shown
-    return in_memory(value if shown is None or value.sharding else on_mesh(value, shown), leaf, mesh)
+    return in_memory(value if shown is None or value.sharding else type_on_mesh(value, shown), leaf, mesh)
 
 
 def in_memory(value: jax.ShapeDtypeStruct, leaf: Leaf, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
     """The type of an argument that shows the memory in which it is."""
     if not leaf.is_on_host:
         return value
-    return typed(value, (value.sharding or on_mesh(value, mesh).sharding).with_memory_kind("pinned_host"))
+    return typed(value, (value.sharding or type_on_mesh(value, mesh).sharding).with_memory_kind("pinned_host"))
 
 
 def in_stated_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> Any:

@@ -16,14 +16,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate import primitives
-from sdy_jax.annotate.arguments import (
-    SPEC_TYPES,
-    Leaf,
-    Parameters,
-    argument_leaves,
-    function_name,
-    match_prefix,
-)
+from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, function_name, match_prefix
 from sdy_jax.annotate.constraints import sharding_constraint_p, sharding_here, stated_here
 from sdy_jax.annotate.primitives import Region
 from sdy_jax.annotate.site import Site, current_mesh, emission, traced_manual_axes

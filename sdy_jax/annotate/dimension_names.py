@@ -16,8 +16,7 @@ from jax.tree_util import keystr
 
 from sdy_jax.annotate.arguments import SpecRule, match_prefix, warn_of_unused
 from sdy_jax.annotate.trees import named_leaves
-from sdy_jax.base.call_errors import listed
-from sdy_jax.base.errors import ShardingError, with_article
+from sdy_jax.base.errors import ShardingError, listed, some_of, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
@@ -158,7 +157,7 @@ class TreeLeaf:
         return None if shape is None else tuple(shape)
 
 
-def mapped(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> Any:
+def map_leaves(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> Any:
     """The tree with `function` of each of its leaves; nodes at which it `ends` are leaves, too."""
 
     def at(path: tuple[Any, ...], node: Any) -> Any:
@@ -172,7 +171,7 @@ def mapped(function: Callable[[TreeLeaf], Any], tree: Any, root: str, ends: Call
 def leaves(tree: Any, root: str, ends: Callable[[Any], bool] = is_box) -> list[TreeLeaf]:
     """The leaves of a tree, boxes being leaves."""
     found: list[TreeLeaf] = []
-    mapped(found.append, tree, root, ends)
+    map_leaves(found.append, tree, root, ends)
     return found
 
 
@@ -182,8 +181,7 @@ _SHOWN = 5
 
 def listed_paths(said: Sequence[str]) -> str:
     """The first of what is said of several leaves, and how many more there are."""
-    more = len(said) - _SHOWN
-    return ", ".join(said[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return some_of(said, _SHOWN)
 
 
 def stated_specs(specs: Any, params: Any, root: str, where: str) -> list[PartitionSpec | None]:
@@ -309,11 +307,11 @@ class Rules(SpecRule):
             ShardingError: names that do not fit their array, or a name that stands for two dimensions.
         """
         warn_of_unused(self.unused({"tree": tree}))
-        return mapped(lambda leaf: self._of_leaf(leaf, PartitionSpec()), tree, "tree", _ends)
+        return map_leaves(lambda leaf: self._of_leaf(leaf, PartitionSpec()), tree, "tree", _ends)
 
     def for_tree(self, tree: Any, root: str) -> Any:
         """The specifications of an argument or a result; None (propagation decides) where there are no names."""
-        return mapped(lambda leaf: self._of_leaf(leaf, None), tree, root)
+        return map_leaves(lambda leaf: self._of_leaf(leaf, None), tree, root)
 
     def unused(self, trees: Mapping[str, Any]) -> str:
         found = [leaf for root, tree in trees.items() for leaf in leaves(tree, root, _ends) if leaf.shape != ()]

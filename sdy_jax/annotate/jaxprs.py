@@ -34,8 +34,8 @@ from sdy_jax.base.jax_tracing import effects_on_axes, mapped_axes, spec_on
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.custom_ops import PARTITIONED, TARGET, CustomOp, Placed, Specs, StatedWork, call_function
 from sdy_jax.ir.jax_shardings import AnyMesh, entry_names, own_type
-from sdy_jax.ir.kernels import library_kernels
-from sdy_jax.ir.kernels.library_kernels import IN_8_BITS, LibraryKernel, bytes_of, equations_of, shape_of
+from sdy_jax.ir.kernels import libraries
+from sdy_jax.ir.kernels.libraries import IN_8_BITS, LibraryKernel, bytes_of, equations_of, shape_of
 from sdy_jax.ir.kernels.work import PRODUCTS, work_of_call
 from sdy_jax.ir.locations import PACKAGE, is_in_library
 from sdy_jax.runtime.devices import lowering_platform
@@ -220,10 +220,10 @@ def _scaled_product(equation: JaxprEqn) -> LibraryKernel:
 
 
 _TABLE: Mapping[str, Callable[[JaxprEqn], LibraryKernel]] = {
-    "dot_product_attention_fwd": library_kernels.forward,
-    "dot_product_attention_bwd": library_kernels.backward,
-    "dot_product_attention_fp8_fwd": library_kernels.fp8_forward,
-    "dot_product_attention_fp8_bwd": library_kernels.fp8_backward,
+    "dot_product_attention_fwd": libraries.attention_forward,
+    "dot_product_attention_bwd": libraries.attention_backward,
+    "dot_product_attention_fp8_fwd": libraries.attention_fp8_forward,
+    "dot_product_attention_fp8_bwd": libraries.attention_fp8_backward,
     "scaled_matmul": _scaled_product,
 }
 """By the names of primitives."""

@@ -43,8 +43,8 @@ from sdy_jax.ir.custom_ops import (
     function_of,
 )
 from sdy_jax.ir.jax_shardings import AnyMesh
-from sdy_jax.ir.kernels.grid_rule import Call, GridRule, call_on_blocks, grid_rule
-from sdy_jax.ir.kernels.library_functions import LIBRARY
+from sdy_jax.ir.kernels.grid_rule import GridRule, PallasCall, call_on_blocks, grid_rule
+from sdy_jax.ir.kernels.libraries import LIBRARY
 from sdy_jax.ir.kernels.recognition import LibraryRule, Recognized, kernel_in, recognized
 from sdy_jax.ir.kernels.work import work_of_call
 from sdy_jax.ir.operations import (
@@ -162,7 +162,7 @@ def _elements(x: Any) -> np.ndarray | None:
 
 @emission(pallas_call_p)
 def _emit_kernel(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters: Any) -> Sequence[ir.Value]:
-    call = Call(parameters)
+    call = PallasCall(parameters)
     platform = lowering_platform(site.jax_mesh)
     given = given_by_compiler(compiler_of(parameters["compiler_params"], platform))
     compiler = compiler_of(parameters["compiler_params"], site.machine or platform)
@@ -196,7 +196,7 @@ def state_work(module: ir.Operation, constants: Sequence[Any]) -> None:
 class _KernelOnBlocks:
     """What a device runs of a call."""
 
-    call: Call
+    call: PallasCall
     found: GridRule
     maps_take_scalars: bool
 
@@ -207,7 +207,7 @@ class _KernelOnBlocks:
             steps[factor] = grid[dim] // size
             grid[dim] = -(-size // shards) * steps[factor]
         firsts = {self.found.dims[f]: first * steps[f] for f, first in blocks.firsts.items()}
-        call = Call(_without_mesh(self.call.parameters))
+        call = PallasCall(_without_mesh(self.call.parameters))
         return call_on_blocks(call, grid, operands, blocks.results, firsts, self.maps_take_scalars)
 
 

@@ -26,7 +26,7 @@ from sdy_jax.annotate.dimension_names import (
     entries_of,
     leaves,
     listed_paths,
-    mapped,
+    map_leaves,
     spec_of,
     stated_specs,
 )
@@ -94,7 +94,7 @@ def fsdp(
             _split_one(entries, shape, axes, sizes)
         return spec_of(entries)
 
-    specs = mapped(split, params, "params")
+    specs = map_leaves(split, params, "params")
     if not any(set(axes) & set(axes_of_spec(spec)) for spec in jax.tree.leaves(specs)):
         warn_of_unused(_none_split(params, axes, sizes, min_size))
     return specs
@@ -220,7 +220,7 @@ def tensor_parallel(
         _check_fit(compiled[pattern], leaf.shape, sizes, place)
         return compiled[pattern]
 
-    return mapped(spec_for, params, name)
+    return map_leaves(spec_for, params, name)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -285,11 +285,11 @@ class Like(SpecRule):
     def __call__(self, state: Any) -> Any:
         """The specifications of a state: the tree with a `PartitionSpec` for each array."""
         warn_of_unused(self.unused({"state": state}))
-        return mapped(self._of_leaf, state, "state")
+        return map_leaves(self._of_leaf, state, "state")
 
     def for_tree(self, tree: Any, root: str) -> Any:
         """The specifications of an argument or a result."""
-        return mapped(self._of_leaf, tree, root)
+        return map_leaves(self._of_leaf, tree, root)
 
     def unused(self, trees: Mapping[str, Any]) -> str:
         arrays = [leaf for root, tree in trees.items() for leaf in leaves(tree, root) if _is_like_weights(leaf)]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdy_jax.base.call_errors import did_you_mean, listed
-from sdy_jax.base.errors import ArgumentError
+from sdy_jax.base.errors import ArgumentError, did_you_mean, listed
 from sdy_jax.ir.locations import PIPELINE
 
 # Schedules of pipelines as tables: which stage runs what, when. Plain Python, no jax.
@@ -349,6 +348,6 @@ def mark_in(text: str) -> Mark | None:
     return Mark(found[1], found[7], stages, microbatches, rounds, layers, kinds)
 
 
-def scope_of(kind: Kind) -> str:
+def row_scope(kind: Kind) -> str:
     """The name scope of rows of a kind."""
     return kind.name.lower()

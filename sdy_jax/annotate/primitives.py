@@ -68,7 +68,7 @@ Region = Any
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedRegion:
     """A function traced to a region: the values that it closes over, and the structure of what it returns."""
 
     region: Region
@@ -101,7 +101,7 @@ def with_own_widths(fun: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def trace(fun: Callable[..., Any], leaves: Sequence[Any]) -> Traced:
+def trace(fun: Callable[..., Any], leaves: Sequence[Any]) -> TracedRegion:
     """Traces a function of arrays; the region's first arguments are the captured values."""
     trees: list[PyTreeDef] = []
 
@@ -115,7 +115,7 @@ def trace(fun: Callable[..., Any], leaves: Sequence[Any]) -> Traced:
     if captured:
         count, body = len(captured), region.jaxpr
         region = jax.make_jaxpr(lambda *xs: jax.core.eval_jaxpr(body, xs[:count], *xs[count:]))(*captured, *leaves)
-    return Traced(region, captured, trees[0])
+    return TracedRegion(region, captured, trees[0])
 
 
 def region_primitive(name: str, batched: Callable[..., tuple[Sequence[Any], int | None]]) -> Primitive:

@@ -37,14 +37,13 @@ from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.extensions import Extension
 from sdy_jax.base.jax_lowering import rules_for, rules_of_moves
 from sdy_jax.base.jax_tracing import trace_and_lower, with_devices_of
-from sdy_jax.ir.call_stacks import locate_bodies
 from sdy_jax.ir.device_orders import rewritten
 from sdy_jax.ir.graph import DERIVED
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, mesh_from_jax, type_elsewhere
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.new_ops import declare_mesh
-from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
+from sdy_jax.ir.operations import body_of, copied, locate_bodies, main_function, returned_by
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.runtime.boundary import is_on_host, states_host

@@ -169,7 +169,7 @@ def create(name: str, operand: ir.Value, **attributes: ir.Attribute) -> ir.Value
 # another.
 
 
-class Decision(NamedTuple):
+class NumberChoice(NamedTuple):
     """What is taken where a line of the user's asks: one of several numbers."""
 
     line: str
@@ -177,10 +177,10 @@ class Decision(NamedTuple):
     taken: int
 
 
-Decisions = tuple[Decision, ...]
+Decisions = tuple[NumberChoice, ...]
 """In the order in which a trace asks."""
 
-_FIRST: Decisions = (Decision("", (), 0),)
+_FIRST: Decisions = (NumberChoice("", (), 0),)
 """Whatever is asked for, the first that is offered."""
 
 _context = jax.make_user_context(default_value=())
@@ -247,6 +247,6 @@ def all_decisions(traced: Callable[[], Any], fixed: Sequence[int] | None = None)
             if fixed is not None:
                 wanted = fixed[len(found) : len(found) + 1]
                 offered = tuple(n for n in offered if n in wanted) or offered[:1]
-            open_[:0] = [(*found, Decision(asked.line, asked.offered, n)) for n in offered]
+            open_[:0] = [(*found, NumberChoice(asked.line, asked.offered, n)) for n in offered]
         else:
             yield found

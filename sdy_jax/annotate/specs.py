@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
 from sdy_jax.annotate.argument_errors import no_entries, no_sharding_text, no_specification
-from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf
+from sdy_jax.annotate.arguments import AUTO, SPEC_TYPES, Leaf, positional_name
 from sdy_jax.annotate.site import Site
 from sdy_jax.base.errors import ParseError, ShardingError, with_article
 from sdy_jax.ir.device_orders import can_express, in_order_of, rewritten, same_devices
@@ -123,9 +123,7 @@ def _rooted(path: tuple[Any, ...], names: Sequence[str]) -> str:
     if not path:
         return names[0] if len(names) == 1 else "all arguments"
     first = getattr(path[0], "idx", getattr(path[0], "key", keystr(path[:1])))
-    if isinstance(first, int):
-        first = names[first] if first < len(names) else f"args[{first}]"
-    return f"{first}{keystr(path[1:])}"
+    return f"{positional_name(first, names) if isinstance(first, int) else first}{keystr(path[1:])}"
 
 
 def check_terms(stated: Sequence[tuple[str, PartitionSpec]], mesh: AnyMesh) -> None:

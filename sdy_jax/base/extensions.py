@@ -1,6 +1,6 @@
 """Functions of rooms above that rooms below call, and rooms that others know of only by what they register.
 
-A room below declares what it calls, with its type; `registration/` says, where every room is in sight, which module
+A room below declares what it calls, with its type; `cli/extensions` says, where every room is in sight, which module
 offers it, and which modules register rules, emitters, passes and checks in the registries of rooms below. Both are
 imported when they are first used, so that `import sdy_jax` need not wait for them.
 """

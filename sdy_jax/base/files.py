@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from sdy_jax.base.call_errors import nearest
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, nearest
 
 # Writing files so that there is the old one or the new one at any time, whatever fails meanwhile.
 #

@@ -22,8 +22,7 @@ from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax._src.util import register_cache
 
-from sdy_jax.base.call_errors import misfit
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, misfit
 
 # The calls that a jitted function's C++ does not know.
 #

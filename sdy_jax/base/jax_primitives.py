@@ -378,16 +378,16 @@ def compiler_of(params: Any, platform: str) -> str:
     return "triton" if is_triton else "mosaic"
 
 
-class Given(NamedTuple):
+class CompilerOperands(NamedTuple):
     """What a call's compiler can give to a kernel beside its operands: numbers to the body, and to index maps, too."""
 
     to_body: bool
     to_maps: bool
 
 
-def given_by_compiler(compiler: str) -> Given:
+def given_by_compiler(compiler: str) -> CompilerOperands:
     """What the compiler of a call can give."""
-    return Given(compiler != "mosaic_gpu", compiler == "mosaic")
+    return CompilerOperands(compiler != "mosaic_gpu", compiler == "mosaic")
 
 
 def has_side_effects(parameters: Mapping[str, Any]) -> bool:

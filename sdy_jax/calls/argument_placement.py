@@ -27,8 +27,7 @@ from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.ir.jax_shardings import AnyMesh, explicit_axes, mesh_from_jax
 from sdy_jax.ir.locations import users_stack_level
 from sdy_jax.ir.meshes import axes_size
-from sdy_jax.runtime.boundary import named, states_other_kind
-from sdy_jax.runtime.boundary import named as named_sharding
+from sdy_jax.runtime.boundary import named_sharding_of, states_other_kind
 from sdy_jax.runtime.meshes import auto_mesh, is_whole_elsewhere
 
 # Layouts of arrays in memory, stated by a `jax.experimental.layout.Format`: jit is told of them with the shardings.
@@ -78,7 +77,7 @@ def stated_sharding(leaf: Leaf, mesh: AnyMesh, where: str = "out_shardings") -> 
     sharding = resolve(leaf, len(leaf.value.shape), mesh_from_jax(mesh), PARTITION, where, mesh)
     if sharding is None or isinstance(leaf.spec, NamedSharding):
         return leaf.spec if isinstance(leaf.spec, NamedSharding) else None
-    return NamedSharding(mesh, leaf.spec) if isinstance(leaf.spec, PartitionSpec) else named(sharding, mesh)
+    return NamedSharding(mesh, leaf.spec) if isinstance(leaf.spec, PartitionSpec) else named_sharding_of(sharding, mesh)
 
 
 def says_all(spec: Any) -> bool:
@@ -127,7 +126,7 @@ def formats_of_arguments(call: Arguments, planned: PlannedCall) -> Any:
     Raises:
         UnsupportedError: there are keyword arguments, of which jit takes no shardings.
     """
-    shardings = [named(sharding, call.mesh) for sharding in planned.entering]
+    shardings = [named_sharding_of(sharding, call.mesh) for sharding in planned.entering]
     formats = [
         None if leaf.layout is None else Format(leaf.layout, sharding)
         for leaf, sharding in zip(call.given, shardings, strict=True)
@@ -230,7 +229,7 @@ class OnMovedArguments:
         """As jit's: nothing is kept, so that the next call is moved as well."""
         leaves, mesh = [leaf.value for leaf in self.call.given], auto_mesh(self.call.mesh)
         for i in self.call.elsewhere:
-            target = named(self.planned.entering[i], mesh)
+            target = named_sharding_of(self.planned.entering[i], mesh)
             leaves[i] = jax.device_put(leaves[i], target, donate=i in self.donated)
         args, kwargs = jax.tree.unflatten(self.call.tree, leaves)
         statics = self.call.statics
@@ -352,7 +351,7 @@ def warn_of_unusable(call: PlannedCall, mesh: AnyMesh, donated: Collection[int])
     types, unusable = {(y.shape, y.dtype) for y in program.out_info}, []
     for i in sorted({*donated} - call.unused):
         x = program.in_info[i]
-        block = named_sharding(call.entering[i], mesh).shard_shape(x.shape), x.dtype
+        block = named_sharding_of(call.entering[i], mesh).shard_shape(x.shape), x.dtype
         if blocks[block]:
             blocks[block] -= 1
         elif (x.shape, x.dtype) in types:

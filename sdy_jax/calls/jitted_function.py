@@ -13,8 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES, Parameters, in_name_of
 from sdy_jax.annotate.trees import as_prefix
-from sdy_jax.base.call_errors import listed
-from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
+from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, UnsupportedError, listed
 from sdy_jax.base.jax_calls import (
     CACHE_MISS,
     already_explained,
@@ -42,7 +41,7 @@ from sdy_jax.calls.argument_placement import (
     with_empty_blocks,
 )
 from sdy_jax.calls.arguments import Arguments, Layouts
-from sdy_jax.calls.planned_call import PlannedCall, View
+from sdy_jax.calls.planned_call import CallView, PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction, check_has_devices, described, with_room
 from sdy_jax.calls.processes import ComparedLowered, are_several
 from sdy_jax.calls.run_errors import explain, explained, is_of_memory, not_there, op_by_op
@@ -53,7 +52,7 @@ from sdy_jax.plan.border import BorderMove, BoundaryValue
 from sdy_jax.plan.build import collection_paused
 from sdy_jax.plan.notices import LOG, warn_of
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.boundary import named, splits_by_parts
+from sdy_jax.runtime.boundary import named_sharding_of, splits_by_parts
 from sdy_jax.runtime.meshes import check_devices
 
 # Ahead of time: a call is lowered with the arguments that it has, so that calls then run what was compiled; the
@@ -95,7 +94,7 @@ def _named(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:
         return x
     if sharding.unreduced_axes or has_sub_axes(sharding):
         return None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=named(sharding, mesh))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=named_sharding_of(sharding, mesh))
 
 
 class CheckedTraced(jax.stages.Traced):
@@ -138,7 +137,7 @@ class NamedLowered(jax.stages.Lowered):
         new: NamedLowered = _copied(cls, lowered)
         has_name = [not s.unreduced_axes and not has_sub_axes(s) for s in planned.entering]
         pairs = zip(planned.entering, has_name, strict=True)
-        new._lowered, new._entering = lowered, [named(s, call.mesh) if is_ else None for s, is_ in pairs]
+        new._lowered, new._entering = lowered, [named_sharding_of(s, call.mesh) if is_ else None for s, is_ in pairs]
         return new
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
@@ -236,7 +235,7 @@ class JittedFunction:
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            call, planned, jitted, args, kwargs = self._ahead(args, kwargs, View.SHOWN)
+            call, planned, jitted, args, kwargs = self._ahead(args, kwargs, CallView.SHOWN)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return CheckedTraced.of(traced, call, planned)
 
@@ -245,17 +244,17 @@ class JittedFunction:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
         with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
-            call, planned, jitted, args, kwargs = self._ahead(args, kwargs, View.ALONE if several else View.RUN)
+            call, planned, jitted, args, kwargs = self._ahead(args, kwargs, CallView.ALONE if several else CallView.RUN)
             with collection_paused():
                 lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
         return NamedLowered.of(ComparedLowered.of(lowered, planned.compare) if several else lowered, call, planned)
 
     def _ahead(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], view: CallView
     ) -> tuple[Arguments, PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
         """A call, its plan, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
         call = self._function.arguments(args, kwargs)
-        if view is not View.SHOWN:
+        if view is not CallView.SHOWN:
             check_moves(call.given, call.mesh)
         jitted = self._chosen(call, view, is_ahead=True).jitted
         planned = self._function.planned(call)
@@ -268,7 +267,7 @@ class JittedFunction:
         """The traced program of a call on a mesh without devices."""
         plan = self._function.planned(call).plan
         dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan, call.mesh))
-        jitted = self._jitted_for(call.layouts, {}, call.mesh, View.ALONE)
+        jitted = self._jitted_for(call.layouts, {}, call.mesh, CallView.ALONE)
         traced: jax.stages.Traced = jitted.trace(*call.statics.merged(dynamic), **named, **dict(call.statics.named))
         return traced
 
@@ -358,7 +357,7 @@ class JittedFunction:
         moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.traced.donated(call))
         return DispatchChoice(moved, lasts=False)
 
-    def _chosen(self, call: Arguments, view: View = View.RUN, is_ahead: bool = False) -> DispatchChoice:
+    def _chosen(self, call: Arguments, view: CallView = CallView.RUN, is_ahead: bool = False) -> DispatchChoice:
         """The jitted function for a call; ahead of one, that which says the shardings of results. Warns of arguments
         that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
@@ -367,7 +366,7 @@ class JittedFunction:
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
         kind = (call.mesh, call.layouts)
-        if is_ahead and view is View.RUN:
+        if is_ahead and view is CallView.RUN:
             self._ahead_of.add(kind)
         shardings = self._shardings(call, is_ahead or kind in self._ahead_of)
         jitted = self._jitted_for(call.layouts, shardings, call.mesh, view)
@@ -412,7 +411,7 @@ class JittedFunction:
                 texts.append(f"{source}: {len(more)} more arguments are moved, {total} to a device (`plan.moves`)")
             warn_of(texts)
 
-    def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, view: View) -> Any:
+    def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, view: CallView) -> Any:
         """The jitted function for arguments with these layouts; `shardings` is what jit is told of those of arguments
         and results."""
         leaves, tree = jax.tree.flatten(shardings)
@@ -449,7 +448,7 @@ class JittedFunction:
         kwargs: dict[str, Any],
         layouts: Layouts,
         mesh: AnyMesh,
-        view: View,
+        view: CallView,
         is_told: bool,
     ) -> Any:
         """The function that jit traces: it plans, then runs the per-device program on shards. Where it `is_told`, jit

@@ -71,7 +71,7 @@ def moving_of(tangents: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0)
 
 
-def mapped(fun: Flat, axis_data: Any, dims: Sequence[int | None], outs: Any) -> Flat:
+def under_vmap(fun: Flat, axis_data: Any, dims: Sequence[int | None], outs: Any) -> Flat:
     """The function under the `jax.vmap` that `axis_data` is of, along these dimensions of what it takes and returns."""
     along = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
     return jax.vmap(lambda *xs: list(fun(*xs)), tuple(dims), outs, **along)
@@ -125,8 +125,8 @@ def _batched_map(
         return linear.bind(*values, types=types), [None] * len(types)
     size, count = axis_data.size, linear.residuals
     tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
-    forward = mapped(linear.forward, axis_data, [*dims[:count], *[0] * len(tangents)], 0)
-    backward = mapped(linear.backward, axis_data, [*dims[:count], *[0] * len(types)], 0)
+    forward = under_vmap(linear.forward, axis_data, [*dims[:count], *[0] * len(tangents)], 0)
+    backward = under_vmap(linear.backward, axis_data, [*dims[:count], *[0] * len(types)], 0)
     batched = replace(linear, forward=forward, backward=backward)
     types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
     results = batched.bind(*values[:count], *tangents, types=types)
@@ -184,8 +184,8 @@ class WithTangents:
         """The function under `jax.vmap` along these dimensions of what it takes; it gives a new first dimension to the
         results that `are_mapped`."""
         outs = [0 if is_mapped else None for is_mapped in are_mapped]
-        together, plain = (mapped(fun, axis_data, dims, outs) for fun in (self.together, self.plain))
-        apart = mapped(self.apart, axis_data, dims, 0)  # its linear map gives all of them the dimension
+        together, plain = (under_vmap(fun, axis_data, dims, outs) for fun in (self.together, self.plain))
+        apart = under_vmap(self.apart, axis_data, dims, 0)  # its linear map gives all of them the dimension
 
         def of_first(*xs: Any) -> list[Any]:
             return [y if is_mapped else y[0] for y, is_mapped in zip(apart(*xs), are_mapped, strict=True)]

@@ -23,24 +23,14 @@ from sdy_jax.annotate.trees import by_argument
 from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.base.files import refusal
 from sdy_jax.base.jax_calls import api_boundary
-from sdy_jax.calls.entry_points import part_with, parted, program_module
+from sdy_jax.calls.loaded_modules import part_with, parted, program_module, settle_constants, settle_frontend_shardings
 from sdy_jax.ir.collectives import COLLECTIVE_OPS
-from sdy_jax.ir.frontend_attributes import settle_frontend_shardings
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.meshes import Mesh
-from sdy_jax.ir.operations import (
-    body_of,
-    copied,
-    main_function,
-    module_meshes,
-    post_order,
-    replace_op,
-)
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes, post_order, replace_op
+from sdy_jax.ir.stored_shardings import used_meshes
 from sdy_jax.ir.text.modules import SourceError, new_context, text_module
-from sdy_jax.ir.text.resources import settle_constants
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.ir.verification import verify_module
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
@@ -526,16 +516,9 @@ def _paths(tree: Any, root: str) -> tuple[str, ...]:
 def _own_mesh(module: ir.Operation) -> tuple[Mesh, str]:
     """The mesh that the shardings of a module are on, and its symbol: the first with axes, or else a declared one."""
     meshes = module_meshes(module)
-    used: dict[str | Mesh, None] = {}
-
-    def seen(sharding: TensorSharding) -> TensorSharding:
-        used[sharding.mesh] = None
-        return sharding
-
-    map_shardings(copied(module), seen)
 
     def named(mesh: str | Mesh) -> tuple[Mesh, str]:
         return (meshes[mesh], mesh) if isinstance(mesh, str) else (mesh, "")
 
-    candidates = (*map(named, used), annotated_mesh(module, Devices()), *map(named, meshes))
+    candidates = (*map(named, used_meshes(module)), annotated_mesh(module, Devices()), *map(named, meshes))
     return next((found for found in candidates if found[0].axes), (Mesh(()), ""))

@@ -271,7 +271,7 @@ def _devices(mesh: AnyMesh) -> Any:
     return {*mesh.devices.flat} if isinstance(mesh, jax.sharding.Mesh) else mesh.size
 
 
-def on_devices(meshes: Sequence[AnyMesh], values: Iterable[Any], around: Any) -> list[AnyMesh]:
+def meshes_of_arrays(meshes: Sequence[AnyMesh], values: Iterable[Any], around: Any) -> list[AnyMesh]:
     """The meshes on the devices of the first array, or of the mesh `around` the call, that lies on one of them; else
     themselves."""
     if all(isinstance(mesh, jax.sharding.Mesh) for mesh in meshes):

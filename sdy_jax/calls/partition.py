@@ -18,8 +18,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import traced_manual_axes
-from sdy_jax.base.call_errors import unknown_option
-from sdy_jax.base.errors import ArgumentError, PartitionWarning, with_article
+from sdy_jax.base.errors import ArgumentError, PartitionWarning, unknown_option, with_article
 from sdy_jax.base.jax_calls import CACHE_MISS, api_boundary, jit
 from sdy_jax.calls.loaded_function import prepared
 from sdy_jax.calls.meshes import mesh_with_device

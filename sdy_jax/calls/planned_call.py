@@ -27,7 +27,7 @@ from sdy_jax.calls.linear_ops import Flat, place_of
 from sdy_jax.calls.processes import are_several, compare, compared
 from sdy_jax.calls.program_ops import KeptProgram, PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.jax_shardings import AnyMesh, in_type, on_devices_of, with_type_elsewhere, without_foreign_type
+from sdy_jax.ir.jax_shardings import AnyMesh, in_type, sharding_on_devices, with_type_elsewhere, without_foreign_type
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.operations import is_used, main_function
 from sdy_jax.ir.shardings import TensorSharding
@@ -38,7 +38,7 @@ from sdy_jax.plan.build import collection_paused, without_axes
 from sdy_jax.plan.cache_entry import EmittedEntry
 from sdy_jax.plan.digests import cache_folder
 from sdy_jax.plan.plan import Plan
-from sdy_jax.runtime.boundary import Boundary, as_on_devices, named, on_devices, with_some_on_host
+from sdy_jax.runtime.boundary import Boundary, as_on_devices, in_device_memory, named_sharding_of, with_some_on_host
 from sdy_jax.runtime.devices import device_like, lowering_platform
 from sdy_jax.runtime.evaluation import identity_op
 from sdy_jax.runtime.meshes import RefinedMesh, check_axis_names
@@ -105,7 +105,7 @@ def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:
     return replace(plan, collectives=(*plan.collectives, *found), planner=None)
 
 
-class View(Enum):
+class CallView(Enum):
     """How a call is looked at.
 
     Attributes:
@@ -162,11 +162,11 @@ class PlannedCall:
         program = self.plan.program
         return jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
 
-    def seen(self, view: View) -> PlannedCall:
+    def seen(self, view: CallView) -> PlannedCall:
         """The same call, as it is looked at."""
-        if view is View.RUN:
+        if view is CallView.RUN:
             return self
-        return self.alone if view is View.ALONE else self.shown
+        return self.alone if view is CallView.ALONE else self.shown
 
     @cached_property
     def alone(self) -> PlannedCall:
@@ -195,7 +195,7 @@ class PlannedCall:
         """The jax shardings of the leaves of the results."""
         shardings = specs(self.plan.program, self.plan.results, self.plan.program.out_info)
         pairs = zip(shardings, self._types_elsewhere, strict=True)
-        return [named(s, self._mesh) if t is None else on_devices_of(t, self._mesh) for s, t in pairs]
+        return [named_sharding_of(s, self._mesh) if t is None else sharding_on_devices(t, self._mesh) for s, t in pairs]
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""
@@ -212,7 +212,7 @@ class PlannedCall:
         """The leaves in the types in which the function was traced."""
         program = self.plan.program
         stays = self._moved_inside
-        leaves = [x if i in stays else on_devices(x) for i, x in enumerate(leaves)]
+        leaves = [x if i in stays else in_device_memory(x) for i, x in enumerate(leaves)]
         leaves = [without_foreign_type(x, self._mesh) for x in leaves]
         if not program.is_typed:
             return leaves

@@ -28,8 +28,7 @@ from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.site import Decisions, Undecided, all_decisions, deciding
 from sdy_jax.annotate.specs import check_stated, check_terms
-from sdy_jax.base.call_errors import check_call
-from sdy_jax.base.errors import ShardingError
+from sdy_jax.base.errors import ShardingError, check_call
 from sdy_jax.base.jax_tracing import Settings, context_mesh, trace_settings, without_mesh
 from sdy_jax.calls.arguments import Arguments, Layouts, StaticParameters, Statics
 from sdy_jax.calls.derivatives import Partition, Planned, specs
@@ -40,7 +39,7 @@ from sdy_jax.calls.meshes import (
     check_context,
     mesh_of_call,
     meshes_of,
-    on_devices,
+    meshes_of_arrays,
     stated_mesh,
     type_beside_context,
 )
@@ -51,11 +50,11 @@ from sdy_jax.ir import locations
 from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.contracts import check
-from sdy_jax.plan.notices import LOG, op_by_op, report_notes, too_large, warn_of
+from sdy_jax.plan.notices import LOG, placed_op_by_op, report_notes, too_large, warn_of
 from sdy_jax.plan.pinning.pinned import PinnedPlan
 from sdy_jax.plan.plan import CallPlan, Plan
 from sdy_jax.plan.stages import PlannedWith
-from sdy_jax.runtime.boundary import layout_of, named
+from sdy_jax.runtime.boundary import layout_of, named_sharding_of
 from sdy_jax.runtime.devices import device_kind
 from sdy_jax.runtime.meshes import checked_mesh
 
@@ -126,7 +125,7 @@ def with_devices(mesh: AnyMesh, values: Iterable[Any], around: Any) -> AnyMesh:
     return around if _has_axes_of(around, mesh) else mesh
 
 
-def on_devices_of(mesh: AnyMesh, other: AnyMesh) -> AnyMesh | None:
+def in_device_order(mesh: AnyMesh, other: AnyMesh) -> AnyMesh | None:
     """A mesh where it has the devices of another one in their order; on these, if it has none. Else None."""
     if isinstance(mesh, jax.sharding.Mesh) and isinstance(other, jax.sharding.Mesh):
         return mesh if mesh.devices.flat[:].tolist() == other.devices.flat[:].tolist() else None
@@ -164,7 +163,7 @@ def described(leaves: Sequence[Leaf], plan: Plan, mesh: AnyMesh) -> list[jax.Sha
             leaf.value.shape,
             leaf.value.dtype,
             weak_type=leaf.value.weak_type,
-            sharding=named(sharding, mesh),
+            sharding=named_sharding_of(sharding, mesh),
         )
         for leaf, sharding in zip(
             leaves, specs(plan.program, plan.arguments, [leaf.value for leaf in leaves]), strict=True
@@ -453,7 +452,7 @@ class PlannedFunction:
             device_kind=device_kind(arguments.mesh),
             function=self.runner,
         )
-        warn_of([*too_large(plan), *op_by_op(plan)])  # which read the graph of the plan that runs
+        warn_of([*too_large(plan), *placed_op_by_op(plan)])  # which read the graph of the plan that runs
         check(plan, self.options.budget, self.options.strict_axes)
         return plan
 
@@ -509,7 +508,7 @@ class PlannedFunction:
         own = [checked_mesh(each) for each in self._meshes or [mesh if self.mesh is None else self.mesh]]
         if mesh_from_jax(mesh) in map(mesh_from_jax, own):
             return None
-        found = None if self.has_several_meshes else on_devices_of(own[0], mesh)
+        found = None if self.has_several_meshes else in_device_order(own[0], mesh)
         if found is None:
             raise ShardingError(
                 f"{self.name} is partitioned on the mesh {' or '.join(str(mesh_from_jax(each)) for each in own)} and "
@@ -525,7 +524,7 @@ class PlannedFunction:
         if self.mesh is None:
             return [mesh_of_call(values, inside)]
         if self.has_several_meshes:
-            return on_devices(self._meshes, values, context_mesh())
+            return meshes_of_arrays(self._meshes, values, context_mesh())
         return [with_devices(checked_mesh(self.mesh), values, context_mesh())]
 
 

@@ -223,7 +223,7 @@ def tell_failure(service: Service, me: int, error: str) -> None:
     service.key_value_set(f"{_FAILED}{me}", error, allow_overwrite=True)
 
 
-class Group:
+class ProcessGroup:
     """The processes `members`, one of which is `me`, and what they have agreed on so far."""
 
     def __init__(self, service: Service, me: int, members: Sequence[int]):
@@ -384,8 +384,8 @@ def compare(plan: Plan, mesh: AnyMesh) -> None:
 
 
 @lru_cache(maxsize=64)
-def _group(service: Service, me: int, members: tuple[int, ...]) -> Group:
-    return Group(service, me, members)
+def _group(service: Service, me: int, members: tuple[int, ...]) -> ProcessGroup:
+    return ProcessGroup(service, me, members)
 
 
 def _timeout() -> float:
@@ -399,7 +399,7 @@ def _timeout() -> float:
     return found
 
 
-def _message(group: Group, me: int, own: Description, digests: Mapping[int, str]) -> str:
+def _message(group: ProcessGroup, me: int, own: Description, digests: Mapping[int, str]) -> str:
     """Which process differs from most, and where. The first process with each program says what that is."""
     firsts = {digest: process for process, digest in sorted(digests.items(), reverse=True)}
     if firsts.get(own.digest) == me:

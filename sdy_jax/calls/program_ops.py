@@ -27,12 +27,12 @@ from sdy_jax.base.jax_lowering import (
 from sdy_jax.base.jax_primitives import debug_effect, keeps_region, on_checkify, runs_again
 from sdy_jax.base.jax_tracing import in_manual_axes, lowering_options, without_named_axes
 from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
-from sdy_jax.calls.linear_ops import Flat, WithTangents, in_type_of, mapped, moving_of
+from sdy_jax.calls.linear_ops import Flat, WithTangents, in_type_of, moving_of, under_vmap
 from sdy_jax.ir.jax_shardings import sharding_in
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.shardings import OPEN, TensorSharding
 from sdy_jax.plan.cache_entry import EmittedEntry, EmittedProgram, LocalSignature, LocalType
-from sdy_jax.runtime.boundary import on_devices
+from sdy_jax.runtime.boundary import in_device_memory
 
 # A partitioned program as one op of jax, with what it computes: for transformations that need it planned otherwise.
 #
@@ -91,11 +91,11 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, region: primitives.Region, planned: PlannedProgram
 ) -> tuple[Sequence[Any], list[Any]]:
     own = len(primals) - len(planned.inputs)
-    operands, dots = [on_devices(x) for x in primals[own:]], tangents[own:]
+    operands, dots = [in_device_memory(x) for x in primals[own:]], tangents[own:]
     moving = moving_of(dots)
     types = [*region.out_avals, *(region.out_avals[i].to_tangent_aval() for i in planned.smooth)]
     found = planned.derivatives(moving).bind(
-        *operands, *(on_devices(dots[i]) for i in moving), types=types, has_effects=bool(region.effects)
+        *operands, *(in_device_memory(dots[i]) for i in moving), types=types, has_effects=bool(region.effects)
     )
     return found[: len(planned.outputs)], primitives.with_zeros(region, planned.smooth, found[len(planned.outputs) :])
 
@@ -173,7 +173,7 @@ def _mapped(
     taken: Axes,
 ) -> PlannedProgram:
     def apart_from(axes: Axes) -> Flat:
-        return mapped(planned.apart_from(axes | taken), axis_data, dims, outs)
+        return under_vmap(planned.apart_from(axes | taken), axis_data, dims, outs)
 
     def derivatives(moving: tuple[int, ...]) -> WithTangents:
         of_tangents = (dims[i] for i in moving)
@@ -182,7 +182,7 @@ def _mapped(
 
     return replace(
         planned,
-        plain=mapped(planned.plain, axis_data, dims, outs),
+        plain=under_vmap(planned.plain, axis_data, dims, outs),
         inputs=[s if d is None else _widened(s, d) for s, d in zip(planned.inputs, dims, strict=True)],
         outputs=[s if d is None else _widened(s, d) for s, d in zip(planned.outputs, outs, strict=True)],
         apart_from=apart_from,

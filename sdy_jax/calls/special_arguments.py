@@ -226,7 +226,7 @@ def with_stated_shardings(function: PlannedFunction) -> Callable[..., Any]:
     return run
 
 
-def ahead(function: PlannedFunction, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def stage_arguments(function: PlannedFunction, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a stage, types with the shardings that are stated for them. Warns that there is no plan."""
     leaves, tree, statics = function.given(args, kwargs)
     mesh = function.mesh_of(leaves)

@@ -114,7 +114,7 @@ def _stated(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
 class _Call:
     """A kind of call: the function traced for it, and what it is partitioned as, by how it is mapped."""
 
-    def __init__(self, of: MappedLater, mesh: Any, traced: primitives.Traced):
+    def __init__(self, of: MappedLater, mesh: Any, traced: primitives.TracedRegion):
         self._of, self._mesh, self.traced = of, mesh, traced
         self._made: dict[Any, Any] = {}
 
@@ -239,7 +239,7 @@ class SpecialCalls:
 
     def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
         run = special_arguments.with_stated_shardings(self._function)
-        args, kwargs = special_arguments.ahead(self._function, args, kwargs)
+        args, kwargs = special_arguments.stage_arguments(self._function, args, kwargs)
         jitted = self._jitted.jit(run, out_shardings=special_arguments.of_results(self._function, run, args, kwargs))
         return getattr(jitted, stage)(*args, **kwargs)
 

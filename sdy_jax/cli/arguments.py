@@ -21,8 +21,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.arguments import AUTO
-from sdy_jax.base.call_errors import did_you_mean
-from sdy_jax.base.errors import InternalError, SdyError, with_article
+from sdy_jax.base.errors import InternalError, SdyError, did_you_mean, with_article
 from sdy_jax.base.files import refusal
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.terminal import described_bug

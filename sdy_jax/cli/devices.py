@@ -21,6 +21,7 @@ from sdy_jax.ir.jax_shardings import AnyMesh, bytes_text, flops_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.targets.target import device_memory
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
+from sdy_jax.plan.page.text import aligned
 from sdy_jax.plan.profile import collectives_in_hlo, overlapped, totals
 from sdy_jax.runtime.devices import describe_slices, mesh_on_devices, too_few_devices
 from sdy_jax.runtime.meshes import abstract_mesh
@@ -249,9 +250,7 @@ def compiled_report(lowered: jax.stages.Lowered, topology: Topology) -> str:
         *_costs(compiled.cost_analysis()),
         *_collectives(compiled.as_text() or ""),
     ]
-    width = max(len(name) for name, _ in rows)
-    lines = (f"  {name:<{width}}  {value}" for name, value in rows)
-    return "\n".join([f"compiled for {topology}: per device", *lines])
+    return "\n".join([f"compiled for {topology}: per device", *aligned(rows)])
 
 
 def _memory(found: MemoryUse | None, available: float) -> list[tuple[str, str]]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from sdy_jax.base.extensions import offer
 
 if TYPE_CHECKING:
+    from sdy_jax import mesh_dialects as mesh_dialects
     from sdy_jax.annotate.program import LOADS, RUN_LOCAL
     from sdy_jax.calls.load import loads
     from sdy_jax.lowering import ops as ops
     from sdy_jax.lowering.planner import stages as partitioner_passes  # noqa: F401
     from sdy_jax.lowering.planner.stages.reshards import partition_into_reshards
-    from sdy_jax.mesh_dialects import registration as dialects  # noqa: F401
     from sdy_jax.mesh_dialects.local_program import run_local
     from sdy_jax.plan.analysis import analyze
     from sdy_jax.plan.explanations.fixes import fixes
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     WRITE_PAGE.takes(write_page)
     WRITE_TRACE.takes(write_trace)
 
-REGISTERING = ("sdy_jax.lowering.ops", "sdy_jax.mesh_dialects.registration", "sdy_jax.lowering.planner.stages")
+REGISTERING = ("sdy_jax.lowering.ops", "sdy_jax.mesh_dialects", "sdy_jax.lowering.planner.stages")
 """Modules that put rules, strategies, emitters, passes and checks into the registries of rooms below."""
 
 OFFERED = {

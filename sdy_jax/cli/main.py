@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import NoReturn
 
-from sdy_jax.base.call_errors import did_you_mean, listed, nearest
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, did_you_mean, listed, nearest
 from sdy_jax.base.version import __version__
 from sdy_jax.cli import UsageError, terminal
 from sdy_jax.cli.terminal import described_bug
@@ -473,8 +472,18 @@ def _seed(text: str) -> int:
 
 # The command line: `sdy-jax opt`, `plan`, `run`, `verify`, `doctor` and `clear`.
 #
-# Here are the exit statuses; `options` has the options, `sdy_jax.cli` does the work. It is imported when a command
-# runs, and jax with it, so that `--help` is quick.
+# Here are the exit statuses. What does the work is imported when a command runs, and jax with it, so that `--help` is
+# quick.
+
+_WORK = {
+    "opt": ("opt", "run"),
+    "plan": ("plan", "run"),
+    "run": ("run", "run"),
+    "verify": ("run", "verify_program"),
+    "doctor": ("doctor", "run"),
+    "clear": ("plan", "clear"),
+}
+"""The module of each command, and its function."""
 
 _INTERRUPTED = 130
 """Given by shells: 128 and the number of the signal."""
@@ -512,9 +521,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    command = import_module(f"sdy_jax.cli.{options.command}")
+    module, function = _WORK[options.command]
+    work = getattr(import_module(f"sdy_jax.cli.{module}"), function)
     unfiltered = import_module("sdy_jax.base.jax_calls").unfiltered  # for `described_bug`
     with unfiltered(), terminal.printed_warnings():
-        status = int(command.run(options))
+        status = int(work(options))
     sys.stdout.flush()
     return status

@@ -50,7 +50,7 @@ _OF_PLAIN_FUNCTIONS = ("mesh", "topology", "donate", *_PARTITIONING)
 
 
 @dataclass(frozen=True)
-class Job:
+class UserProgram:
     """A function that runs on devices, and the types of its arguments: positional ones, and those by keyword.
 
     It is partitioned, or that of a local program: then `mesh` says on which devices it runs.
@@ -89,7 +89,7 @@ class Job:
             yield
 
 
-def job_of(options: argparse.Namespace) -> Job:
+def job_of(options: argparse.Namespace) -> UserProgram:
     """What the options ask for.
 
     Raises:
@@ -99,7 +99,7 @@ def job_of(options: argparse.Namespace) -> Job:
     return _function_job(*function, options) if function else _file_job(options)
 
 
-def _file_job(options: argparse.Namespace) -> Job:
+def _file_job(options: argparse.Namespace) -> UserProgram:
     with explained(_file_name(options)):
         check_no_python(options.program)
         said = {"function": options.function, "any_platform": options.any_platform}
@@ -113,10 +113,10 @@ def _file_job(options: argparse.Namespace) -> Job:
         args, kwargs = jax.tree.unflatten(program.in_tree, program.in_info)
     if (given := given_arguments(options, UserModules())) is not None:
         args, kwargs = given, {}
-    return Job(function, args, kwargs, _file_name(options), program)
+    return UserProgram(function, args, kwargs, _file_name(options), program)
 
 
-def _local_job(program: Program, options: argparse.Namespace) -> Job:
+def _local_job(program: Program, options: argparse.Namespace) -> UserProgram:
     """Arguments and results have a leading dimension, with an entry for every device."""
     for option in _PARTITIONING:
         if getattr(options, option, None):
@@ -132,7 +132,7 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
             function = run_local(program, on_devices)
         infos = tuple(_stacked(value, mesh.size) for value in function.arguments)
     infos = given_arguments(options, UserModules()) or infos
-    return Job(function, infos, {}, _file_name(options), program, on_devices)
+    return UserProgram(function, infos, {}, _file_name(options), program, on_devices)
 
 
 def _count(mesh: DeviceMesh, options: argparse.Namespace) -> int:
@@ -241,7 +241,7 @@ def _donated(text: str | None) -> dict[str, Any]:
 # Functions ------------------------------------------------------------------------------------------------------------
 
 
-def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
+def _function_job(module: str, name: str, options: argparse.Namespace) -> UserProgram:
     if options.function:
         raise UsageError(f"--function is for files with MLIR, and {options.program} names its function itself")
     meshes = [parse_mesh(text) for text in options.mesh or ()]
@@ -261,4 +261,4 @@ def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
             f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]", or --args-from '
             f"{module}:NAME, a function that returns them"
         )
-    return Job(function, args, {}, options.program)
+    return UserProgram(function, args, {}, options.program)

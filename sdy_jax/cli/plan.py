@@ -1,4 +1,4 @@
-"""`sdy-jax plan`: the report on a program, why a value is sharded as it is, the module of a stage, and budgets."""
+"""`sdy-jax plan`: the report on a program, why a value is sharded so, the module of a stage, budgets; and `clear`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 
 import jax
 
-from sdy_jax.base.call_errors import did_you_mean
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, did_you_mean
 from sdy_jax.cli import UsageError
 from sdy_jax.cli.arguments import explained
 from sdy_jax.cli.devices import Topology, compiled_report, prepare
-from sdy_jax.cli.partitioned_program import Job, job_of
-from sdy_jax.ir.jax_shardings import array_text, bytes_of_text
+from sdy_jax.cli.partitioned_program import UserProgram, job_of
+from sdy_jax.ir.jax_shardings import array_text, bytes_of_text, bytes_text
 from sdy_jax.plan.contracts import Advice, Budget, check
+from sdy_jax.plan.digests import FOLDER, cache_folder
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import is_saved_plan, load_plan
 from sdy_jax.plan.record.record import PlanRecord
@@ -173,7 +173,7 @@ def _chips(options: argparse.Namespace) -> Topology | None:
     return Topology.of(options.topology, options.slices)
 
 
-def check_sizes(job: Job) -> None:
+def check_sizes(job: UserProgram) -> None:
     """
     Raises:
       SdyError: a size of an argument is symbolic.
@@ -183,3 +183,20 @@ def check_sizes(job: Job) -> None:
         raise SdyError(
             f"the program takes {', '.join(map(array_text, infos))}; to fix: give the types with sizes as --args"
         )
+
+
+# `sdy-jax clear`: removes the plans that are kept, and the programs beside them.
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Removes the plans that are kept, and the programs beside them; prints how many there were.
+
+    Raises:
+        SdyError: none are kept anywhere.
+    """
+    folder = cache_folder()
+    if folder is None:
+        raise SdyError(f"no plans are kept; to fix: name their folder, {FOLDER}=DIR in the environment")
+    files, size = folder.clear()
+    print(f"{folder.path}: {files} file{'' if files == 1 else 's'} removed, {bytes_text(size)}")
+    return 0

@@ -1,4 +1,4 @@
-"""`sdy-jax run`: a program on devices, with arrays in numpy's files in and out."""
+"""`sdy-jax run`, of a program on devices with arrays in files, and `verify`, of one beside itself on one device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ import numpy as np
 
 from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import refusal, whole_file
-from sdy_jax.cli.arguments import explained
-from sdy_jax.cli.partitioned_program import Job, job_of
+from sdy_jax.calls.partitioned_function import PartitionedFunction
+from sdy_jax.cli import UsageError
+from sdy_jax.cli.arguments import explained, parse_mesh
+from sdy_jax.cli.partitioned_program import UserProgram, job_of
+from sdy_jax.cli.plan import check_sizes
+from sdy_jax.equivalence.verification import Verification
+from sdy_jax.equivalence.verify import known_targets, verify
 from sdy_jax.ir.jax_shardings import array_text
 from sdy_jax.ir.text.modules import SourceError
+from sdy_jax.plan.page.text import aligned
 
 # Arrays of a command: read from and written to numpy's files, made up, and summarized.
 
@@ -141,8 +147,7 @@ def write_outputs(file: str, results: Sequence[np.ndarray]) -> None:
 def summary(results: Sequence[np.ndarray]) -> str:
     """One line per result: its type, and its smallest, largest and mean value."""
     rows = [(f"out{i}", array_text(result), _figures(result)) for i, result in enumerate(results)]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    return "\n".join(f"  {name:<{widths[0]}}  {kind:<{widths[1]}}  {figures}".rstrip() for name, kind, figures in rows)
+    return "\n".join(aligned(rows))
 
 
 def _figures(result: np.ndarray) -> str:
@@ -177,7 +182,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
+def arguments(job: UserProgram, options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments, as the options say; numbers among the types of a function's arguments are as they are."""
     leaves, tree = jax.tree.flatten((job.args, job.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
@@ -195,3 +200,40 @@ def arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], dic
         leaves[place] = array
     args, kwargs = jax.tree.unflatten(tree, leaves)
     return args, kwargs
+
+
+# `sdy-jax verify`: a program, partitioned, beside itself on one device.
+
+
+def verify_program(options: argparse.Namespace) -> int:
+    """Prints what was found. Returns the exit status: 1 where something differs."""
+    options.chips = None
+    meshes = [parse_mesh(text) for text in options.also]
+    for name in options.target or ():
+        if name not in known_targets():
+            raise UsageError(f"--target {name}: expected one of {', '.join(known_targets())}")
+    job = job_of(options)
+    with explained(job.file), job.settings():
+        check_sizes(job)
+        found = _verified(job, options, meshes)
+    print(found.to_json() if options.json else found)
+    if options.reproducer and not found.ok:
+        _write_reproducer(found, options.reproducer)
+    return int(not found.ok)
+
+
+def _verified(job: UserProgram, options: argparse.Namespace, meshes: list) -> Verification:
+    if not isinstance(job.function, PartitionedFunction):
+        raise UsageError(f"{options.program} is a program on local arrays, which nothing partitions")
+    options.random = None
+    args, kwargs = arguments(job, options) if options.inputs else (job.args, job.kwargs)
+    chosen = {"targets": options.target, "derivatives": options.derivatives, "uneven": options.uneven}
+    return verify(job.function, *args, meshes=meshes, seed=options.seed, **chosen, **kwargs)
+
+
+def _write_reproducer(found: Verification, file: str) -> None:
+    try:
+        if not found.write_reproducer(file):
+            raise SourceError("nothing is written: no program shows by itself what is wrong", file)
+    except OSError as error:
+        raise SourceError(error.strerror or str(error), file) from None

@@ -82,7 +82,7 @@ def draw_of(value: Value) -> Draw:
     return Draw("integer", shape, dtype, max(1, min(bound, largest)))
 
 
-def arguments(graph: Graph, given: Sequence[np.ndarray | None], seed: int) -> list[np.ndarray]:
+def drawn_arguments(graph: Graph, given: Sequence[np.ndarray | None], seed: int) -> list[np.ndarray]:
     """The arguments of the main function of a program: those that are given, and all others made up."""
     rng = np.random.default_rng(seed)
     pairs = zip(graph.arguments, given, strict=True)
@@ -140,7 +140,7 @@ def _dims(op: Op, name: str) -> list[int]:
 # Whole arrays as the blocks that devices hold, and back, on the host: by what shardings mean, not by what runs.
 
 
-def cut(x: np.ndarray, sharding: TensorSharding | None, mesh: RefinedMesh) -> np.ndarray:
+def blocks_of(x: np.ndarray, sharding: TensorSharding | None, mesh: RefinedMesh) -> np.ndarray:
     """The blocks of all devices, `[devices, *block]`, in the order of the mesh.
 
     What lies behind the end of a dimension is NaN, or the largest number: nothing may depend on it. Of partial sums
@@ -159,7 +159,7 @@ def cut(x: np.ndarray, sharding: TensorSharding | None, mesh: RefinedMesh) -> np
     return found
 
 
-def joined(
+def whole_of(
     blocks: np.ndarray, shape: Sequence[int], sharding: TensorSharding | None, mesh: RefinedMesh
 ) -> list[np.ndarray]:
     """The arrays of `shape` that blocks, `[devices, *block]`, make up: one for each group of devices that should hold

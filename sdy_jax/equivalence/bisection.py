@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.equivalence.arrays import cut, joined
+from sdy_jax.equivalence.arrays import blocks_of, whole_of
 from sdy_jax.equivalence.comparison import (
     TOLERANCE,
     Difference,
@@ -65,7 +65,7 @@ class Observed:
     ) -> list[list[np.ndarray]]:
         """Runs ops on the blocks of whole arguments. Returns the arrays that devices then hold of each output: one for
         each group of devices that should hold the same."""
-        given = [cut(x, self.shardings.get(v), self.refined) for x, v in zip(arguments, inputs, strict=True)]
+        given = [blocks_of(x, self.shardings.get(v), self.refined) for x, v in zip(arguments, inputs, strict=True)]
         local = local_function_of_ops(self.graph, self.refined, ops, inputs, outputs)
         on_devices = self.refined.to_jax(self.devices.devices)
         spec = PartitionSpec(on_devices.axis_names)
@@ -80,7 +80,7 @@ class Observed:
 
     def _joined(self, blocks: np.ndarray, value: Value) -> list[np.ndarray]:
         blocks = blocks.astype(numpy_dtype(value.dtype), copy=False)
-        return joined(blocks, value.shape or (), self.shardings.get(value), self.refined)
+        return whole_of(blocks, value.shape or (), self.shardings.get(value), self.refined)
 
 
 # The first wrong value of a partitioned program, in program order.

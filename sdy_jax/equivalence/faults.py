@@ -128,7 +128,7 @@ def _culprit(wrong: WrongOp) -> tuple[str, str]:
     if not all(map(_is_even, (*wrong.inputs, *wrong.results), shardings, [wrong] * len(shardings))):
         return "sdy_jax", f"{alone}; jit has no arrays whose sizes do not divide, to compare with"
     try:
-        theirs, whole = _by_jit(wrong), _on_one_device(wrong)
+        theirs, whole = _by_jit(wrong), meaning(wrong.ops, wrong.inputs, wrong.results, wrong.arguments)[wrong.index]
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         return "sdy_jax", f"{alone}; jit does not run it so ({type(error).__name__})"
     if compared(theirs, whole).ok:
@@ -142,10 +142,6 @@ def _culprit(wrong: WrongOp) -> tuple[str, str]:
 def _is_even(value: Value, sharding: TensorSharding | None, wrong: WrongOp) -> bool:
     counts = sharding.shard_counts(wrong.observed.mesh) if sharding is not None else ()
     return all(n % count == 0 for n, count in zip(value.shape or (), counts, strict=False))
-
-
-def _on_one_device(wrong: WrongOp) -> np.ndarray:
-    return meaning(wrong.ops, wrong.inputs, wrong.results, wrong.arguments)[wrong.index]
 
 
 def _by_jit(wrong: WrongOp) -> np.ndarray:

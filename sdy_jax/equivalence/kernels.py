@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from sdy_jax.base.jax_calls import jit
-from sdy_jax.equivalence.arrays import arguments, cut, draw_of, joined
+from sdy_jax.equivalence.arrays import blocks_of, draw_of, drawn_arguments, whole_of
 from sdy_jax.equivalence.comparison import compared
 from sdy_jax.ir.attributes import rule_from_attribute
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, function_of
@@ -132,7 +132,9 @@ class _Trial:
         except Exception:  # it is lowered for other machines only
             rng = np.random.default_rng(self._seed)
             return [draw_of(value).array(rng) for value in self._op.operands]
-        return arguments(program.graph, [*program.captured, *[None] * len(types)], self._seed)[len(program.captured) :]
+        return drawn_arguments(program.graph, [*program.captured, *[None] * len(types)], self._seed)[
+            len(program.captured) :
+        ]
 
     def _assignments(self) -> Iterator[Shards]:
         """Each factor in few parts, in more, and unevenly if it may be; then all at once in few."""
@@ -174,7 +176,7 @@ class _Trial:
         """What is wrong with the results of blocks; empty if nothing is."""
         mesh = RefinedMesh.of(Mesh(tuple(MeshAxis(_axis(f), count) for f, count in enumerate(shards) if count > 1)))
         layouts = [self._layout(tensor, shards, mesh.mesh) for tensor in range(len(self._rule.mappings))]
-        blocks = [cut(x, layout, mesh) for x, layout in zip(given, layouts, strict=False)]
+        blocks = [blocks_of(x, layout, mesh) for x, layout in zip(given, layouts, strict=False)]
         try:
             made = [self._run(*(x[device] for x in blocks)) for device in range(mesh.mesh.size)]
         except Exception as error:  # it ran on whole arrays
@@ -184,7 +186,7 @@ class _Trial:
             block = layout.local_shape(x.shape, mesh.mesh)
             if parts[0].shape != tuple(block):
                 return f"result {index} of a block is {list(parts[0].shape)}, by the rule {list(block)}"
-            found = joined(np.stack(parts), x.shape, layout, mesh)
+            found = whole_of(np.stack(parts), x.shape, layout, mesh)
             if problem := self._worst((each, x) for each in found):
                 return f"result {index} {problem}"
         return ""

@@ -21,15 +21,14 @@ from sdy_jax.calls.loaded_function import LoadedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
-from sdy_jax.equivalence.arrays import arguments
+from sdy_jax.equivalence.arrays import drawn_arguments
 from sdy_jax.equivalence.verification import Subject, Trial
 from sdy_jax.ir.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.ir.custom_ops import Kernel, kept_in
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.meshes import Mesh, MeshAxis
 from sdy_jax.ir.operations import body_of, copied, named, symbol, top_level
-from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.ir.stored_shardings import used_meshes
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.shardy.passes.calls import inline_calls
 
@@ -44,7 +43,7 @@ def traced_program(function: PartitionedFunction[..., Any], args: tuple[Any, ...
     return planned.program(planned.arguments(args, kwargs))
 
 
-def options_of(function: PartitionedFunction[..., Any]) -> Options:
+def stated_options(function: PartitionedFunction[..., Any]) -> Options:
     """The options of a partitioned function."""
     return function._function.options
 
@@ -244,9 +243,6 @@ def _without_us(lowered: Callable[[], str]) -> tuple[str, str]:
         return "", str(error).partition("\n")[0] or type(error).__name__
 
 
-_NOTHING = "it is a program from text, or takes or returns no floating-point numbers"
-
-
 def _transposed(
     function: PartitionedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Transposed | None, str]:
@@ -278,7 +274,7 @@ def _subject(
         program.module.get_asm(enable_debug_info=True),
         "" if "sdy.manual_computation" in plain else plain,
         program.mesh_name,
-        tuple(arguments(_inlined(program), given, seed)),
+        tuple(drawn_arguments(_inlined(program), given, seed)),
         program.outputs,
         frozenset(first + i for i in program.automatic_arguments),
         program.automatic_results,
@@ -355,7 +351,7 @@ def resized(mesh: Mesh, sizes: Mapping[str, int] | Mesh) -> Mesh:
 _PART = re.compile(r'":\(\d+\)\d+')
 
 
-def on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
+def program_on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
     """A program whose mesh has other sizes.
 
     Raises:
@@ -384,13 +380,7 @@ def on_mesh(program: Program, name: str, mesh: Mesh) -> Program:
 
 def _meshes_in_use(module: ir.Operation) -> list[ir.Operation]:
     """The meshes that a sharding names; all of them where none does. Others are erased."""
-    known, used = {symbol(op): op for op in top_level(module, "sdy.mesh")}, set()
-
-    def seen(sharding: TensorSharding) -> TensorSharding:
-        used.add(sharding.mesh)
-        return sharding
-
-    map_shardings(module, seen)
+    known, used = {symbol(op): op for op in top_level(module, "sdy.mesh")}, set(used_meshes(module))
     for name in known.keys() - used if known.keys() & used else ():
         known.pop(name).erase()
     return list(known.values())

@@ -17,20 +17,19 @@ from sdy_jax.calls.options import Options
 from sdy_jax.calls.partition import partition
 from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.equivalence.kernels import verified_kernels
-from sdy_jax.equivalence.process import run_in_child
 from sdy_jax.equivalence.subject import (
     Subjects,
     is_bound_here,
     name_of,
-    options_of,
     resized,
     scaled_down,
     size_of_mesh,
     smaller_arguments,
+    stated_options,
     subjects_of,
     uneven,
 )
-from sdy_jax.equivalence.trial import run_here
+from sdy_jax.equivalence.trial import run_here, run_in_child
 from sdy_jax.equivalence.verification import Job, Outcome, Trial, Verification, VerifiedCase
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import AnyMesh
@@ -113,11 +112,13 @@ def verify(
             subjects = subjects_of(copy(function), args, kwargs, derivatives, seed)
         if is_bound_here(subjects.program):
             subjects = subjects_of(function, args, kwargs, derivatives, seed)
-        trials, notes = _trials(subjects, options_of(function), meshes, targets, uneven)
+        trials, notes = _trials(subjects, stated_options(function), meshes, targets, uneven)
         trials = [smaller.trial(trial) for trial in trials]
         is_here = is_bound_here(subjects.program)
         # What is written down for another process cannot call functions of this one.
-        job = Job(subjects.found, tuple(trials), _planning(options_of(function)), rtol, atol, reproduces=not is_here)
+        job = Job(
+            subjects.found, tuple(trials), _planning(stated_options(function)), rtol, atol, reproduces=not is_here
+        )
         found = run_here(job, function, args, kwargs) if is_here else run_in_child(job, timeout)
         kernels = verified_kernels(Graph(subjects.program.module), seed, rtol, atol) if is_here else []
     notes = [*notes, *smaller.notes, *subjects.notes]

@@ -33,11 +33,9 @@ def mesh_from_jax(mesh: AnyMesh) -> Mesh:
     return Mesh(tuple(MeshAxis(str(name), size) for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
 
 
-def from_named_sharding(
-    sharding: jax.sharding.NamedSharding, rank: int, mesh_name: str, where: str = "sharding"
-) -> TensorSharding:
+def from_named_sharding(sharding: jax.sharding.NamedSharding, rank: int, mesh_name: str) -> TensorSharding:
     """A `NamedSharding` of a value of rank `rank` as a sharding on `mesh_name`, the symbol of its mesh."""
-    return from_partition_spec(sharding.spec, rank, mesh_from_jax(sharding.mesh), mesh_name, where)
+    return from_partition_spec(sharding.spec, rank, mesh_from_jax(sharding.mesh), mesh_name)
 
 
 def from_partition_spec(
@@ -238,7 +236,7 @@ def with_type_elsewhere(x: Any, type_: NamedSharding | None) -> Any:
     return x if type_ is None else jax.sharding.reshard(x, type_)
 
 
-def on_devices_of(type_: NamedSharding, mesh: AnyMesh) -> NamedSharding:
+def sharding_on_devices(type_: NamedSharding, mesh: AnyMesh) -> NamedSharding:
     """A type as a sharding over the devices of a mesh of that size."""
     if not isinstance(mesh, jax.sharding.Mesh):
         return type_

@@ -132,10 +132,10 @@ def _starts(at: ir.Value, dim: int, rank: int, place: Place) -> list[ir.Value]:
 def integer(number: int, place: Place) -> ir.Value:
     """A scalar of 32 bits, as jax counts trips."""
     type_ = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32, place.context), loc=place.location)
-    return filled(np.asarray(number, np.int32), type_, place)
+    return filled_array(np.asarray(number, np.int32), type_, place)
 
 
-def filled(number: np.ndarray, type_: ir.Type, place: Place, sharding: TensorSharding | None = None) -> ir.Value:
+def filled_array(number: np.ndarray, type_: ir.Type, place: Place, sharding: TensorSharding | None = None) -> ir.Value:
     """An array of one number."""
     constant = _constant(_text(number), type_, place.point, place.location)
     store_results(constant, [sharding])

@@ -90,6 +90,13 @@ def op_names(module: ir.Operation) -> frozenset[str]:
     return frozenset([op.name for op in pre_order(module)])
 
 
+def locate_bodies(module: ir.Operation) -> None:
+    """Adds the locations of manual computations to those of their ops, which jax locates inside of the body."""
+    for manual in reversed(named(module, "sdy.manual_computation")):  # inner ones first
+        for op in pre_order(manual)[1:]:
+            op.location = ir.Location.callsite(op.location, [manual.location], manual.context)
+
+
 # Modules and functions.
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from sdy_jax.base.errors import ParseError
-from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, MeshAxis
+from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.ir.shardings import (
     LETTERS,
     REDUCTION_KINDS,
@@ -146,6 +146,12 @@ def parse_axis(text: str) -> AxisRef:
     axis = scan_axis(scanner)
     scanner.end()
     return axis
+
+
+def parse_axis_name(text: str) -> AxisRef:
+    """An axis as `axis_name` writes it, without quotes: `x` or `x:(1)2`."""
+    name, colon, rest = text.partition(":")
+    return parse_axis(f"{quoted(name)}{colon}{rest}")
 
 
 @lru_cache(maxsize=1 << 12)

@@ -42,6 +42,23 @@ def map_shardings(module: ir.Operation, change: Change) -> None:
             memo[attribute] = _map_attribute(name, attribute, change, module.context)
         return memo[attribute]
 
+    _map_attributes(module, changed)
+
+
+def used_meshes(module: ir.Operation) -> list[str | Mesh]:
+    """The meshes of the shardings in a module, by their symbols or inline, in the order in which they come first."""
+    used: dict[str | Mesh, None] = {}
+
+    def seen(name: str, attribute: ir.Attribute) -> ir.Attribute:
+        read = [sharding_from_attribute(attribute)] if name in SINGLE else shardings_from_attribute(attribute)
+        used.update(dict.fromkeys(sharding.mesh for sharding in read))
+        return attribute
+
+    _map_attributes(module, seen)
+    return list(used)
+
+
+def _map_attributes(module: ir.Operation, changed: Callable[[str, ir.Attribute], ir.Attribute]) -> None:
     for op in pre_order(module):
         if op.name == "func.func":
             _map_function(op, changed)

@@ -104,14 +104,14 @@ def _of_function(op: ir.Operation) -> Iterator[tuple[ir.Attribute, ir.Type, str]
                 yield attributes["sdy.sharding"], type_, f"func.func @{name}, {what} {i}"
 
 
-def shape_of(type_: ir.Type) -> tuple[int, ...] | None:
+def shape_or_unknown(type_: ir.Type) -> tuple[int, ...] | None:
     """The shape of a value, with -1 for unknown sizes; None for what is no tensor."""
     if isinstance(type_, ir.TupleType) and type_.num_types == 1:
         type_ = type_.get_type(0)
     return tuple(max(n, -1) for n in type_.shape) if isinstance(type_, ir.ShapedType) and type_.has_rank else None
 
 
-def sharding_of(value: ir.Value) -> TensorSharding | None:
+def written_sharding(value: ir.Value) -> TensorSharding | None:
     """The sharding that is written for a value, as it is seen where the value is used; None if there is none."""
     maker = owning_op(value)
     if isinstance(value, ir.BlockArgument) and maker.name == "stablehlo.while":
@@ -165,7 +165,7 @@ def _check_edges(op: ir.Operation, meshes: Meshes) -> None:
             if value.index < 0:
                 fail("D1", where, f"{value} is negative")
     for value in (*op.operands, *op.results):
-        sharding = sharding_of(value)
+        sharding = written_sharding(value)
         if sharding is not None and mesh_of(sharding, meshes) is None:
             fail("S2", where, f"unknown mesh @{sharding.mesh}")
 
@@ -197,7 +197,9 @@ def _check_device_count(name: str, meshes: Meshes) -> None:
 
 def _check_split(attached: AttachedSharding) -> None:
     """What is split has elements."""
-    for dim, (axes, size) in enumerate(zip(attached.sharding.axes, shape_of(attached.type) or (), strict=False)):
+    for dim, (axes, size) in enumerate(
+        zip(attached.sharding.axes, shape_or_unknown(attached.type) or (), strict=False)
+    ):
         if axes and size == 0:
             fail("S10", f"{attached.where}, dimension {dim}", f"it has size 0 and is split along {braces(axes)}")
 
@@ -252,7 +254,7 @@ def check_strictly(op: ir.Operation, meshes: Meshes) -> None:
     verify_strictly(collective, operand, result, after, op.name)
     verify_reduction(collective, reduction_from_attributes(op.attributes), operand, op.name)
     verify_useful(collective, operand, result, before == after, op.name)
-    shape = shape_of(op.results[0].type)
+    shape = shape_or_unknown(op.results[0].type)
     if shape is not None and not after.is_maximal:
         verify_blocks(operand, result, shape, after, op.name)
 
@@ -265,9 +267,9 @@ def _mesh(sharding: TensorSharding, meshes: Meshes) -> Mesh:
 
 def _read(op: ir.Operation) -> tuple[SdyCollective, TensorSharding, TensorSharding]:
     """What a collective says, and the shardings of its operand, replicated where none is written, and its result."""
-    after = sharding_of(op.results[0])
+    after = written_sharding(op.results[0])
     assert after is not None
-    before = sharding_of(op.operands[0]) or TensorSharding.replicated(after.mesh, after.rank)
+    before = written_sharding(op.operands[0]) or TensorSharding.replicated(after.mesh, after.rank)
     return collective_from_attributes(op.name, op.attributes), before, after
 
 

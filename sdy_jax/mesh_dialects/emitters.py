@@ -62,10 +62,10 @@ def dtype_of(value: Value) -> np.dtype[Any]:
 
 def as_array(x: Any, value: Value) -> jax.Array:
     """What a value has become, as an array of its type."""
-    return jnp.asarray(traced(x), dtype_of(value))
+    return jnp.asarray(value_in_run(x), dtype_of(value))
 
 
-def traced(x: Any) -> Any:
+def value_in_run(x: Any) -> Any:
     """What a value has become in the run of one device."""
     return x.here() if isinstance(x, PerDevice) else x
 
@@ -207,12 +207,12 @@ def _from_elements(local: LocalOp, *elements: Any) -> jax.Array:
 
 @emitter("tensor.extract")
 def _extract(local: LocalOp, x: jax.Array, *place: Any) -> jax.Array:
-    return x[tuple(map(traced, place))]
+    return x[tuple(map(value_in_run, place))]
 
 
 @emitter("scf.if")
 def _if(local: LocalOp, predicate: Any) -> Sequence[Any]:
-    predicate = traced(predicate)
+    predicate = value_in_run(predicate)
     if isinstance(predicate, int):
         block = local.op.blocks[0 if predicate else 1] if _has(local.op, predicate) else None
         return local.evaluation.run_block(block, ()) if block is not None else ()
@@ -232,7 +232,7 @@ def _yielded(local: LocalOp, number: int) -> tuple[jax.Array, ...]:
 @emitter("scf.for")
 def _for(local: LocalOp, lower: Any, upper: Any, step: Any, *carried: Any) -> Sequence[Any]:
     (body,) = local.op.blocks
-    lower, upper, step = map(traced, (lower, upper, step))
+    lower, upper, step = map(value_in_run, (lower, upper, step))
     count = -((lower - upper) // step)
 
     def iterate(number: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -251,7 +251,7 @@ def _for(local: LocalOp, lower: Any, upper: Any, step: Any, *carried: Any) -> Se
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DialectCall:
     """An op with what its operands have become."""
 
     local: LocalOp
@@ -285,7 +285,7 @@ class Call:
         return found  # type: ignore[return-value]
 
     def number(self, entry: int | ir.Value) -> Index:
-        return _plain(traced(entry if isinstance(entry, int) else self.arrays[entry]))
+        return _plain(value_in_run(entry if isinstance(entry, int) else self.arrays[entry]))
 
 
 def _plain(x: Any) -> Index:
@@ -293,29 +293,29 @@ def _plain(x: Any) -> Index:
     return x if isinstance(x, jax.core.Tracer) else operator.index(x)
 
 
-def _recv(call: Call) -> Any:
+def _recv(call: DialectCall) -> Any:
     """What the block's matching send sends."""
     block, array = call.local.op.block, call.local.evaluation.array
     assert block is not None
     pairs, _ = pair_up([view(op.mlir) for op in block.ops if is_dialect_op(op.mlir)])
     send = next(send for send, recv in pairs if recv.operation == call.op.operation)
     sender = next(op for op in block.ops if op.mlir == send.operation)
-    sending = Call(call.local, send, call.grid, {value.mlir: array(value) for value in sender.operands})
+    sending = DialectCall(call.local, send, call.grid, {value.mlir: array(value) for value in sender.operands})
     source = None if call.op["source"] is None else call.devices("source")
     return collectives.send_recv(call.grid, sending.input, call.op.axes, source, sending.devices("destination"))
 
 
-def _multi_index(call: Call) -> tuple[PerDevice, ...]:
+def _multi_index(call: DialectCall) -> tuple[PerDevice, ...]:
     places = np.unravel_index(np.arange(call.grid.group_size(range(call.grid.rank))), call.grid.sizes)
     return tuple(PerDevice(places[axis], call.grid) for axis in call.op["axes"] or range(call.grid.rank))
 
 
-def _update_halo(call: Call) -> Any:
+def _update_halo(call: DialectCall) -> Any:
     x = jnp.asarray(call.arrays[call.op["destination"]])
     return collectives.update_halo(call.grid, x, call.op["split_axes"], call.device("static_halo_sizes"))
 
 
-def _sharding(call: Call) -> Layout:
+def _sharding(call: DialectCall) -> Layout:
     op = call.op
     return Layout(
         op["split_axes"],
@@ -326,14 +326,14 @@ def _sharding(call: Call) -> Layout:
     )
 
 
-def _shard_shape(call: Call) -> Any:
+def _shard_shape(call: DialectCall) -> Any:
     layout: Layout = call.arrays[call.op["sharding"]]
     if call.op.dialect == "shard":
         return shards.shard_shape(call.grid, call.known("dims", "dimensions"), layout, call.device("device"))
     return shards.shard_shape(call.grid, call.op["shape"], layout, [call.number(call.op["device"])])
 
 
-_HANDLERS: Mapping[str, Callable[[Call], Any]] = {
+_HANDLERS: Mapping[str, Callable[[DialectCall], Any]] = {
     "all_gather": lambda c: collectives.all_gather(c.grid, c.input, c.op.axes, c.op["gather_axis"]),
     "all_slice": lambda c: collectives.all_slice(c.grid, c.input, c.op.axes, c.op["slice_axis"]),
     "all_to_all": lambda c: collectives.all_to_all(c.grid, c.input, c.op.axes, c.op["split_axis"], c.op["concat_axis"]),
@@ -372,7 +372,7 @@ def _compute(local: LocalOp, *operands: Any) -> Sequence[Any]:
     arrays = {value.mlir: array for value, array in zip(local.op.operands, operands, strict=True)}
     try:
         grid = grid_on(local.mesh, op.dialect, _device_mesh(op))
-        results = _HANDLERS[op.name](Call(local, op, grid, arrays))
+        results = _HANDLERS[op.name](DialectCall(local, op, grid, arrays))
     except RuleError:
         raise
     except (ShardingError, UnsupportedError) as error:

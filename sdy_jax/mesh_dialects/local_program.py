@@ -32,7 +32,7 @@ from sdy_jax.mesh_dialects.resolution import (
     mesh_to_run_on,
     program_mesh,
     refined_mesh,
-    resolved,
+    without_unknown_sizes,
 )
 from sdy_jax.mesh_dialects.view import SHARDING_TYPES, dialect_ops, function_around
 from sdy_jax.plan.border import BoundaryValue
@@ -306,7 +306,7 @@ class LocalProgram:
     def _on_device(self, *blocks: jax.Array) -> tuple[jax.Array, ...]:
         """The program of one device; blocks of stacks have a leading dimension of one."""
         arrays = [x[0] if self.stacked_in else x for x in blocks]
-        graph = Graph(resolved(self.module, self.mesh, [x.shape for x in arrays]))
+        graph = Graph(without_unknown_sizes(self.module, self.mesh, [x.shape for x in arrays]))
         _check_ops(graph.main)
         results = local_function(graph, self._refined)(*arrays)
         typed = [emitters.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]

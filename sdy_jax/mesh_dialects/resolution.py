@@ -81,7 +81,7 @@ def refined_mesh(module: ir.Operation, mesh: Mesh) -> RefinedMesh:
     return RefinedMesh.of(mesh, cuts)
 
 
-def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[ValueShape]) -> ir.Operation:
+def without_unknown_sizes(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[ValueShape]) -> ir.Operation:
     """A local program without `?`: a copy, if it has any.
 
     Args:

@@ -12,8 +12,7 @@ from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.operations import has_users, is_used, module_of, pre_order
 from sdy_jax.ir.text.mesh_dialects import OPS, own_name
 from sdy_jax.mesh_dialects.meshes import DeviceMesh, Size, defining, device_meshes, folded_size
-from sdy_jax.mesh_dialects.semantics.checks import check_whole_device
-from sdy_jax.mesh_dialects.semantics.grid import Arithmetic
+from sdy_jax.mesh_dialects.semantics.grid import Arithmetic, check_whole_device
 from sdy_jax.mesh_dialects.semantics.layout import Layout
 from sdy_jax.mesh_dialects.semantics.shards import shard_lengths
 from sdy_jax.mesh_dialects.view import DialectOp, is_dialect_op, view

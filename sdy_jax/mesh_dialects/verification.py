@@ -16,12 +16,15 @@ from sdy_jax.ir.text.mesh_dialects import own_name
 from sdy_jax.ir.validity import RuleError
 from sdy_jax.ir.verification import location_text
 from sdy_jax.mesh_dialects.meshes import DeviceMesh, defining, device_meshes, stated_sharding
-from sdy_jax.mesh_dialects.semantics import checks
-from sdy_jax.mesh_dialects.semantics.checks import (
+from sdy_jax.mesh_dialects.semantics.grid import (
     check_axes,
+    check_device,
     check_dimension,
     check_divides,
     check_element,
+    check_halos,
+    check_neighbors,
+    check_shift_axis,
     check_whole_device,
 )
 from sdy_jax.mesh_dialects.semantics.layout import check_fits, check_layout
@@ -175,14 +178,14 @@ def mesh(op: DialectOp, scope: MeshScope) -> None:
 def indices_of_axes(op: DialectOp, scope: MeshScope) -> None:
     """One result per listed axis; no list means all axes."""
     on, axes = scope.mesh(op), op["axes"]
-    checks.check_axes(on, axes, "axes")
+    check_axes(on, axes, "axes")
     expected, given = len(axes) or on.rank, len(op.operation.results)
     if given != expected:
         op.fail(f"{given} results, expected {expected}")
 
 
 def neighbors(op: DialectOp, scope: MeshScope) -> None:
-    checks.check_neighbors(scope.mesh(op), op["split_axes"], op["device"])
+    check_neighbors(scope.mesh(op), op["split_axes"], op["device"])
 
 
 def coordinates_of(name: str) -> Rule:
@@ -190,19 +193,19 @@ def coordinates_of(name: str) -> Rule:
 
     def rule(op: DialectOp, scope: MeshScope) -> None:
         if op[name] is not None:
-            checks.check_device(scope.mesh(op), op.axes, op[name], name)
+            check_device(scope.mesh(op), op.axes, op[name], name)
 
     return rule
 
 
 def shift_axis(op: DialectOp, scope: MeshScope) -> None:
-    checks.check_shift_axis(scope.mesh(op), op.axes, op["shift_axis"])
+    check_shift_axis(scope.mesh(op), op.axes, op["shift_axis"])
 
 
 def halos(op: DialectOp, scope: MeshScope) -> None:
     """The halos of `update_halo`: two per split dimension, each no larger than what it is a copy of."""
     shape = shape_of(op, first_operand(op), 1)
-    checks.check_halos(scope.mesh(op), shape, op["split_axes"], op["static_halo_sizes"])
+    check_halos(scope.mesh(op), shape, op["split_axes"], op["static_halo_sizes"])
 
 
 # The rules about shardings, and about tensors that have one.

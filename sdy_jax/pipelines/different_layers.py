@@ -19,7 +19,7 @@ from sdy_jax.annotate.jaxprs import all_equations, line_of
 from sdy_jax.base.errors import ArgumentError, UnsupportedError, with_article
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.pipelines.jaxprs import is_inexact, types_of
-from sdy_jax.pipelines.region import Region, entries_of
+from sdy_jax.pipelines.region import Region, type_entries
 from sdy_jax.pipelines.user_functions import check_same_length, check_same_types, leaves_of, strong
 
 # Whether a function treats rows of a batch alike, so that devices may run it on some of them: seen from two traces.
@@ -476,7 +476,7 @@ def _of_lists(branch: _Branch) -> Layer:
 
 
 def _type(x: Any) -> tuple[Any, ...]:
-    return x.shape, x.dtype, entries_of(x)
+    return x.shape, x.dtype, type_entries(x)
 
 
 def _with_strong_results(branch: _Branch) -> Layer:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.annotate.pipeline_schedules import Kind, Table, scope_of
+from sdy_jax.annotate.pipeline_schedules import Kind, Table, row_scope
 from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, types_of
 from sdy_jax.pipelines.loops import Cycle, Links, Loop, Slots, added, at, put, stacked, sum_of
 from sdy_jax.pipelines.region import zeros_of
@@ -23,7 +23,7 @@ Carry = TypeVar("Carry")
 
 
 @dataclass(frozen=True)
-class Cell:
+class StageRow:
     """A row's columns of one stage, as scalars."""
 
     active: Any
@@ -66,7 +66,7 @@ class GroupPasses:
     def __init__(self, passes: LayerPasses, grouping: Grouping, given: Inputs):
         self._passes, self._grouping, self._given = passes, grouping, given
 
-    def forward(self, cell: Cell, x: Leaves, aux: Leaves, kept: Leaves) -> tuple[Leaves, Leaves, Leaves]:
+    def forward(self, cell: StageRow, x: Leaves, aux: Leaves, kept: Leaves) -> tuple[Leaves, Leaves, Leaves]:
         """The activations, and buffers with auxiliary results, by round, microbatch and layer, and with what is kept,
         by slot and layer. Neither is written where there are no buffers."""
 
@@ -80,7 +80,7 @@ class GroupPasses:
 
         return self._through(step, (x, aux, kept), False)
 
-    def backward(self, cell: Cell, y: Leaves, sums: Inputs, kept: Leaves, aux: Leaves) -> tuple[Leaves, Inputs]:
+    def backward(self, cell: StageRow, y: Leaves, sums: Inputs, kept: Leaves, aux: Leaves) -> tuple[Leaves, Inputs]:
         """Cotangents of the activations, and sums with those of the inputs added."""
 
         def step(carry: tuple[Leaves, Inputs], depth: Any) -> tuple[Leaves, Inputs]:
@@ -91,7 +91,7 @@ class GroupPasses:
         return self._through(step, (y, sums), True)
 
     def backward_alone(
-        self, cell: Cell, y: Leaves, deferred: Leaves, kept: Leaves, aux: Leaves
+        self, cell: StageRow, y: Leaves, deferred: Leaves, kept: Leaves, aux: Leaves
     ) -> tuple[Leaves, Leaves]:
         """Cotangents of the activations, and buffers with what `weights` reads, by slot and layer."""
 
@@ -103,7 +103,7 @@ class GroupPasses:
 
         return self._through(step, (y, deferred), True)
 
-    def weights(self, cell: Cell, sums: Inputs, deferred: Leaves) -> Inputs:
+    def weights(self, cell: StageRow, sums: Inputs, deferred: Leaves) -> Inputs:
         """Sums with the cotangents of the inputs added."""
 
         def step(sums: Inputs, depth: Any) -> Inputs:
@@ -117,15 +117,15 @@ class GroupPasses:
         carry, _ = lax.scan(lambda carry, depth: (step(carry, depth), None), carry, depths, reverse=reverse)
         return carry
 
-    def _read(self, cell: Cell, depth: Any, y: Leaves, kept: Leaves, aux: Leaves) -> tuple[Leaves, Leaves]:
+    def _read(self, cell: StageRow, depth: Any, y: Leaves, kept: Leaves, aux: Leaves) -> tuple[Leaves, Leaves]:
         """What was kept of a layer, and the cotangents of its results."""
         ends = [at(leaf, cell.round, cell.microbatch, depth) for leaf in aux]
         return [at(leaf, cell.read, depth) for leaf in kept], [*y, *ends]
 
-    def _layer(self, cell: Cell, depth: Any) -> Any:
+    def _layer(self, cell: StageRow, depth: Any) -> Any:
         return cell.group * self._grouping.depth + depth
 
-    def _inputs(self, cell: Cell, depth: Any) -> Inputs:
+    def _inputs(self, cell: StageRow, depth: Any) -> Inputs:
         weights = [at(leaf, cell.round, depth) for leaf in self._given.weights]
         extra = [at(leaf, cell.microbatch) for leaf in self._given.extra]
         layer, fold = self._layer(cell, depth), jax.random.fold_in
@@ -136,18 +136,18 @@ class GroupPasses:
     def _is_full(self) -> bool:
         return self._grouping.layers == self._grouping.depth * self._grouping.groups
 
-    def _is_meant(self, cell: Cell, depth: Any) -> Any:
+    def _is_meant(self, cell: StageRow, depth: Any) -> Any:
         """Whether the stage does anything, and there is such a layer."""
         return cell.active if self._is_full else cell.active & (self._layer(cell, depth) < self._grouping.layers)
 
-    def _chosen(self, cell: Cell, depth: Any, new: Leaves, old: Leaves) -> Leaves:
+    def _chosen(self, cell: StageRow, depth: Any, new: Leaves, old: Leaves) -> Leaves:
         """What a layer makes, or what it was given where there is no such layer."""
         if self._is_full:
             return new
         exists = self._layer(cell, depth) < self._grouping.layers
         return [jnp.where(exists, x, y) for x, y in zip(new, old, strict=True)]
 
-    def _added(self, cell: Cell, depth: Any, sums: Inputs, found: Inputs) -> Inputs:
+    def _added(self, cell: StageRow, depth: Any, sums: Inputs, found: Inputs) -> Inputs:
         is_meant = self._is_meant(cell, depth)
         constants = added(sums.constants, found.constants, is_meant)
         weights = added(sums.weights, found.weights, is_meant, cell.round, depth)
@@ -246,11 +246,11 @@ class Executor:
             return state | {name: self._sent(state[name], step, ways[kind], trip)}
 
         if Kind.FORWARD in kinds:
-            with jax.named_scope(scope_of(Kind.FORWARD)):
+            with jax.named_scope(row_scope(Kind.FORWARD)):
                 state = sent("up", Kind.FORWARD, 1)
         for i, kind in enumerate(kinds):
-            cell = Cell(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
-            with jax.named_scope(scope_of(kind)):
+            cell = StageRow(rows[i, 0] != 0, *(rows[i, j] for j in range(1, rows.shape[1])))
+            with jax.named_scope(row_scope(kind)):
                 state = state | _ROWS[kind](self, state, cell)
                 if kind is Kind.BACKWARD:
                     state = sent("down", kind, -1)
@@ -260,7 +260,7 @@ class Executor:
     def _group(self) -> GroupPasses:
         return GroupPasses(self.passes, self.grouping, self.given)
 
-    def forward(self, state: State, cell: Cell) -> State:
+    def forward(self, state: State, cell: StageRow) -> State:
         """A forward row."""
         is_first = cell.group == 0
         x = [jnp.where(is_first, at(b, cell.microbatch), up) for b, up in zip(self.batch, state["up"], strict=True)]
@@ -277,7 +277,7 @@ class Executor:
             changes |= self._with_loss(state, cell, value, loss_aux)
         return {name: changes[name] for name in changes if name in state}
 
-    def backward(self, state: State, cell: Cell) -> State:
+    def backward(self, state: State, cell: StageRow) -> State:
         """A backward row."""
         changes, ends = self._turned(state, cell)
         y = [jnp.where(self._is_last(cell), end, down) for end, down in zip(ends, state["down"], strict=True)]
@@ -287,7 +287,7 @@ class Executor:
         is_first = (cell.group == 0) & cell.active
         return changes | {kind: found, "down": x, "x": put(state["x"], x, is_first, cell.microbatch)}
 
-    def weights(self, state: State, cell: Cell) -> State:
+    def weights(self, state: State, cell: StageRow) -> State:
         """A row of gradients of weights."""
 
         def run(sums: Inputs, deferred: Leaves) -> tuple[Inputs]:
@@ -315,10 +315,10 @@ class Executor:
         branches = [partial(over, links) for links in ways]
         return branches[0](leaves) if len(ways) == 1 else lax.switch(trip, branches, leaves)
 
-    def _is_last(self, cell: Cell) -> Any:
+    def _is_last(self, cell: StageRow) -> Any:
         return (cell.group == self.grouping.groups - 1) & cell.active
 
-    def _turned(self, state: State, cell: Cell) -> tuple[State, Leaves]:
+    def _turned(self, state: State, cell: StageRow) -> tuple[State, Leaves]:
         """What changes, and the cotangents of the last group's results."""
         if self.head is None:
             return {}, [at(leaf, cell.microbatch) for leaf in self.cotangents]
@@ -334,24 +334,24 @@ class Executor:
         inputs = Inputs(constants, [], extra, [])
         return {"loss_inputs": inputs, **self._with_loss(state, cell, loss, aux)}, ends
 
-    def _with_loss(self, state: State, cell: Cell, value: Any, aux: Leaves) -> State:
+    def _with_loss(self, state: State, cell: StageRow, value: Any, aux: Leaves) -> State:
         """The mean so far, and auxiliary results."""
         is_last = self._is_last(cell)
         mean = state["loss"] + jnp.where(is_last, value, 0).astype(state["loss"].dtype) / self.table.microbatches
         kept = put(state["loss_aux"], aux, is_last, cell.microbatch) if "loss_aux" in state else []
         return {"loss": mean, "loss_aux": kept} if kept else {"loss": mean}
 
-    def _loss_inputs(self, cell: Cell) -> Inputs:
+    def _loss_inputs(self, cell: StageRow) -> Inputs:
         assert self.head is not None
         given = self.head.given
         return Inputs(given.constants, [], [at(leaf, cell.microbatch) for leaf in given.extra], [])
 
-    def _loss(self, cell: Cell, y: Leaves) -> tuple[Any, Leaves]:
+    def _loss(self, cell: StageRow, y: Leaves) -> tuple[Any, Leaves]:
         assert self.head is not None
         (value, *aux), _ = self.head.passes.forward(y, self._loss_inputs(cell))
         return value, aux
 
-    def _loss_and_cotangents(self, cell: Cell, y: Leaves) -> tuple[Any, Leaves, Leaves, Inputs]:
+    def _loss_and_cotangents(self, cell: StageRow, y: Leaves) -> tuple[Any, Leaves, Leaves, Inputs]:
         assert self.head is not None
         inputs, head = self._loss_inputs(cell), self.head
         (value, *aux), kept = head.passes.forward(y, inputs)
@@ -402,7 +402,7 @@ class Executor:
         return stacked(self.passes.deferred, self.slots.kept[Kind.BACKWARD], self.grouping.depth)
 
 
-_ROWS: dict[Kind, Callable[[Executor, State, Cell], State]] = {
+_ROWS: dict[Kind, Callable[[Executor, State, StageRow], State]] = {
     Kind.FORWARD: Executor.forward,
     Kind.BACKWARD: Executor.backward,
     Kind.WEIGHTS: Executor.weights,

@@ -23,7 +23,7 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_ca
 _CHECKPOINTS = {"checkpoint": "jaxpr", "remat2": "jaxpr"}
 
 
-class Traced:
+class FlatFunction:
     """A function of flat arrays as equations.
 
     Attributes:
@@ -45,16 +45,16 @@ def types_of(fun: Callable[..., Any], *types: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(made), closed.out_avals)
 
 
-def inlined(fun: Callable[..., Any], types: Sequence[Any], checkpoints: bool = False) -> Traced:
+def inlined(fun: Callable[..., Any], types: Sequence[Any], checkpoints: bool = False) -> FlatFunction:
     """A function of flat arrays without the calls in it; if told so, without those to `jax.checkpoint`.
 
     Calls that state shardings are left as they are. What is cast to a wider type and back is what it was.
     """
     names = _CALLS | (_CHECKPOINTS if checkpoints else {})
     closed = jax.make_jaxpr(fun)(*types)
-    traced = Traced(closed.jaxpr, closed.consts)
+    traced = FlatFunction(closed.jaxpr, closed.consts)
     if all(_callee(eqn, names) is None for eqn in traced.jaxpr.eqns):
-        return Traced(traced.jaxpr.replace(**_without_casts_and_back(traced.jaxpr)), traced.consts)
+        return FlatFunction(traced.jaxpr.replace(**_without_casts_and_back(traced.jaxpr)), traced.consts)
     return inlined(lambda *xs: _expanded(traced.jaxpr, traced.known(xs), names), types, checkpoints)
 
 
@@ -176,7 +176,7 @@ def _is_light(eqn: Any) -> bool:
     return len(shapes) == 1 and "dimension_numbers" not in eqn.params and not eqn.effects
 
 
-class Cut:
+class CutFunction:
     """A traced function cut in two: what its first results need, and the rest, which reads what that has made.
 
     Attributes:
@@ -184,7 +184,7 @@ class Cut:
         crossing: the variables that the second part reads of the first one, or of the inputs.
     """
 
-    def __init__(self, traced: Traced, firsts: int):
+    def __init__(self, traced: FlatFunction, firsts: int):
         jaxpr = traced.jaxpr
         self._traced, self.inputs = traced, list(jaxpr.invars)
         self._firsts, self._rest = list(jaxpr.outvars[:firsts]), list(jaxpr.outvars[firsts:])
@@ -308,7 +308,7 @@ class LayerPasses:
         cotangents = self.turned(self.outs)
         residuals = [v.aval for v in (*self._kept, *self._remade)]
         backward = inlined(self._pulled, [*residuals, *cotangents], checkpoints=True)
-        self._backward = Cut(backward, sum(map(is_inexact, x)))
+        self._backward = CutFunction(backward, sum(map(is_inexact, x)))
         self._types = inputs.inexact()
 
     def _with_residuals(self, *leaves: Any) -> Leaves:

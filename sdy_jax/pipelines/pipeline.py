@@ -16,17 +16,17 @@ from sdy_jax.pipelines.different_layers import as_one
 from sdy_jax.pipelines.executor import Grouping
 from sdy_jax.pipelines.program import PipelineProgram, Values
 from sdy_jax.pipelines.region import (
-    entries_of,
     entries_without,
     moved,
     part_of,
     region_of,
     rows_split,
+    type_entries,
     with_entries,
     without,
 )
 from sdy_jax.pipelines.user_functions import (
-    Split,
+    RowSplit,
     check_no_keys,
     check_same_length,
     check_summed,
@@ -41,17 +41,17 @@ from sdy_jax.pipelines.user_functions import (
 # Batches in microbatches, and stacks of layers in groups on stages; and back.
 
 
-def cut(x: Any, microbatches: int) -> Any:
+def in_microbatches(x: Any, microbatches: int) -> Any:
     """A batch as (microbatches, rows, ...). Microbatch `m` has the rows `m`, `m + microbatches`, ...: each has a part
     of every block of rows, so a batch that is split over an axis need not move."""
-    rows, (first, *others) = x.shape[0] // microbatches, entries_of(x)
+    rows, (first, *others) = x.shape[0] // microbatches, type_entries(x)
     parts = with_entries(x.reshape(rows, microbatches, *x.shape[1:]), [first, (), *others])
     return jnp.swapaxes(parts, 0, 1)
 
 
-def joined(x: Any) -> Any:
+def from_microbatches(x: Any) -> Any:
     """What was cut, as a batch."""
-    return with_entries(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), entries_of(x)[1:])
+    return with_entries(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), type_entries(x)[1:])
 
 
 def grouped(stack: Any, grouping: Grouping, axis: str, stages: int) -> Any:
@@ -75,7 +75,7 @@ def ungrouped(x: Any, grouping: Grouping, axis: str, stages: int) -> Any:
         ordered = jnp.moveaxis(x, (1, 0, 3, 2), (0, 1, 2, 3))
         return ordered.reshape(-1, *ordered.shape[3:])[: grouping.layers]
 
-    return moved(arranged, x, [None if grouping.layers % stages else axis, None, *entries_of(x)[4:]])
+    return moved(arranged, x, [None if grouping.layers % stages else axis, None, *type_entries(x)[4:]])
 
 
 # `pipeline`: layers over a mesh axis.
@@ -190,7 +190,7 @@ def pipeline(
     groups = region.stages * rounds
     grouping = Grouping(layers, -(-layers // groups), groups)
     with region.context:
-        parts = partial(jax.tree.map, lambda leaf: cut(without(axis, strong(leaf)), microbatches))
+        parts = partial(jax.tree.map, lambda leaf: in_microbatches(without(axis, strong(leaf)), microbatches))
         batch, extra, targets = parts(x), parts(extra), parts(targets)
         stacks = jax.tree.map(lambda leaf: grouped(strong(leaf), grouping, axis, region.stages), weights)
         one = lambda tree, dims=1: jax.tree.map(partial(part_of, region.around, dims), tree)  # noqa: E731
@@ -215,7 +215,7 @@ def pipeline(
         )
         made = program(values)
         if head is None:
-            outs = jax.tree.unflatten(jax.tree.structure(x), map(joined, made.outs))
+            outs = jax.tree.unflatten(jax.tree.structure(x), map(from_microbatches, made.outs))
         else:
             outs = made.outs.astype(head.dtype)
         aux = [traced.with_aux([ungrouped(leaf, grouping, axis, region.stages) for leaf in made.aux])] * has_aux
@@ -230,5 +230,5 @@ def _microbatches(axis: str, x: Any, extra: Any, targets: Any, given: int | Sequ
     rows = [*batch, *leaves_of(extra, "extra"), *leaves_of(targets, "targets")]
     size = check_same_length(rows, "the batch")
     check_summed(rows)
-    splits = [Split(name, over, count) for name, leaf in rows for over, count in [rows_split(axis, leaf)] if over]
+    splits = [RowSplit(name, over, count) for name, leaf in rows for over, count in [rows_split(axis, leaf)] if over]
     return microbatches_of(given, size, batch[0][0], splits)

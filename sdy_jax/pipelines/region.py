@@ -38,7 +38,7 @@ def type_of(x: Any) -> Any:
     return x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
 
 
-def entries_of(x: Any) -> tuple[Entry, ...]:
+def type_entries(x: Any) -> tuple[Entry, ...]:
     """By which axes the type of an array splits each dimension."""
     type_ = type_of(x)
     found = type_.sharding.spec.partitions
@@ -60,13 +60,13 @@ def rows_split(axis: str, x: Any) -> tuple[Entry, int]:
 def part_of(mesh: Any, dims: int, x: Any) -> Any:
     """The type of a part of an array without its first dimensions, on a mesh."""
     type_ = type_of(x)
-    sharding = None if mesh is None else NamedSharding(mesh, _spec_of(entries_of(x)[dims:], x))
+    sharding = None if mesh is None else NamedSharding(mesh, _spec_of(type_entries(x)[dims:], x))
     return jax.ShapeDtypeStruct(type_.shape[dims:], type_.dtype, sharding=sharding)
 
 
 def zeros_of(type_: Any, *counts: int, dtype: Any = None) -> Any:
     """Zeros for as many of a type as the counts say, or of one with another dtype, split as it is."""
-    sharding = _spec_of([*[()] * len(counts), *entries_of(type_)], type_) if is_typed(type_) else None
+    sharding = _spec_of([*[()] * len(counts), *type_entries(type_)], type_) if is_typed(type_) else None
     return jnp.zeros((*counts, *type_.shape), dtype or type_.dtype, out_sharding=sharding)
 
 
@@ -77,7 +77,7 @@ def without(axis: str, x: Any) -> Any:
 
 def entries_without(axis: str, x: Any) -> tuple[Entry, ...]:
     """By which axes but one the type of an array splits each dimension."""
-    return tuple(tuple(name for name in each if name != axis) for each in entries_of(x))
+    return tuple(tuple(name for name in each if name != axis) for each in type_entries(x))
 
 
 def split_over(axis: str, specs: Any, args: Any) -> Any:
@@ -110,7 +110,7 @@ def _names(entry: Entry | str | None) -> Entry:
 
 def with_entries(x: Any, entries: Sequence[Sequence[str]]) -> Any:
     """An array in a type with other entries; where it has none, in that on the mesh of the context."""
-    return x if tuple(map(tuple, entries)) == entries_of(x) else jax.sharding.reshard(x, _spec_of(entries, x))
+    return x if tuple(map(tuple, entries)) == type_entries(x) else jax.sharding.reshard(x, _spec_of(entries, x))
 
 
 def _spec_of(entries: Sequence[Sequence[str]], like: Any) -> P:
@@ -134,7 +134,7 @@ def _cast(mesh: Any, x: Any) -> Any:
         return cast_p.bind(x, mesh=mesh)
 
 
-def on_mesh(tree: Any, mesh: Any) -> Any:
+def types_on_mesh(tree: Any, mesh: Any) -> Any:
     """Arrays with their types on another mesh of the same axes."""
     return jax.tree.map(partial(_cast, mesh), tree)
 
@@ -217,9 +217,9 @@ class Region:
     def _crossed(self, fun: Callable[..., Any], *args: Any) -> Any:
         inside = jax.sharding.get_abstract_mesh()
         with jax.sharding.use_abstract_mesh(self.around):
-            outer = on_mesh(args, self.around)
+            outer = types_on_mesh(args, self.around)
             if not self._is_stated_again:
-                return on_mesh(fun(*outer), inside)
+                return types_on_mesh(fun(*outer), inside)
             closed, made = jax.make_jaxpr(fun, return_shape=True)(*outer)
         found = jaxpr_as_fun(self._moved(closed, inside))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(made), found)
@@ -247,7 +247,7 @@ class Region:
             return [e.replace(ctx=context, params={name: there(value) for name, value in e.params.items()})]
 
         jaxpr = Rewriting(equation, types=type_of).of(closed)
-        return jaxpr.replace(consts=on_mesh(jaxpr.consts, inside))
+        return jaxpr.replace(consts=types_on_mesh(jaxpr.consts, inside))
 
 
 def _pulled(pull: Callable[..., Any], cotangents: Any) -> Any:

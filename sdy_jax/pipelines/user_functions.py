@@ -17,7 +17,7 @@ from sdy_jax.annotate.site import taken_of
 from sdy_jax.base.errors import ArgumentError, ShardingError, UnsupportedError, with_article
 from sdy_jax.pipelines.jaxprs import called
 from sdy_jax.pipelines.loops import sum_type
-from sdy_jax.pipelines.region import Region, entries_of, type_of
+from sdy_jax.pipelines.region import Region, type_entries, type_of
 
 # The types in which layers read weights.
 #
@@ -122,7 +122,7 @@ def check_no_keys(leaves: Sequence[tuple[str, Any]]) -> None:
             )
 
 
-class Split(NamedTuple):
+class RowSplit(NamedTuple):
     """How the type of an array splits the rows of the batch: its path, the Explicit axes, and into how many parts."""
 
     path: str
@@ -130,7 +130,7 @@ class Split(NamedTuple):
     parts: int
 
 
-def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[Split] = ()) -> int:
+def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[RowSplit] = ()) -> int:
     """The number of microbatches: as given, or of several the one that the planner takes.
 
     Args:
@@ -165,7 +165,7 @@ def microbatches_of(given: Any, batch: int, path: str, splits: Sequence[Split] =
     )
 
 
-def _check_microbatches(microbatches: Any, batch: int, path: str, splits: Sequence[Split]) -> None:
+def _check_microbatches(microbatches: Any, batch: int, path: str, splits: Sequence[RowSplit]) -> None:
     if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise ArgumentError(f"pipeline: microbatches is {microbatches!r}; expected a positive integer")
     if batch % microbatches:
@@ -212,7 +212,7 @@ def check_same_types(given: Any, made: Any, layer: str = "layer") -> None:
             + (" (with has_aux=True it returns activations and auxiliary results)" if found.num_leaves else "")
         )
     for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(given)[0], jax.tree.leaves(made), strict=True):
-        if (old.shape, old.dtype, entries_of(old)) != (new.shape, new.dtype, entries_of(new)):
+        if (old.shape, old.dtype, type_entries(old)) != (new.shape, new.dtype, type_entries(new)):
             name = "x" + jax.tree_util.keystr(path)
             raise ArgumentError(
                 f"pipeline: {layer} takes `{name}` as {text(old)} and returns it as {text(new)}, per microbatch; "
@@ -233,14 +233,14 @@ def check_not_split(axis: str, traced: Any, name: str) -> None:
     """
     for x in traced.consts:
         check_summed([(f"what {name} closes over", x)])
-        if any(axis in each for each in entries_of(x)):
+        if any(axis in each for each in type_entries(x)):
             raise ShardingError(
                 f"pipeline: {name} closes over {text(x)}, and {axis!r} is the axis of the stages; to fix: "
                 "jax.sharding.reshard it before the pipeline"
             )
     for eqn in all_equations(traced):
         for v in eqn.outvars:
-            if any(axis in each for each in entries_of(v.aval)):
+            if any(axis in each for each in type_entries(v.aval)):
                 raise ShardingError(
                     f"pipeline: {name} makes {text(v.aval)} at {line_of(eqn)}, and {axis!r} is the axis of the stages"
                 )
@@ -261,7 +261,7 @@ def check_loss(made: Any) -> None:
 
 
 @dataclass(frozen=True)
-class TracedFunction:
+class LeafFunction:
     """A function of leaves.
 
     Attributes:
@@ -298,7 +298,7 @@ class TracedFunction:
 
 def trace_layer(
     region: Region, layer: Callable[..., Any], has_aux: bool, x: Any, weights: Any, *rest: Any
-) -> TracedFunction:
+) -> LeafFunction:
     """A layer, called with `(weights, x, *rest)`.
 
     Raises:
@@ -318,10 +318,10 @@ def trace_layer(
 
     closed, (y, aux) = _traced(region, "layer", called, (x, weights, *rest))
     check_same_types(x, y)
-    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
+    return LeafFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
 
-def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: Any) -> TracedFunction:
+def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: Any) -> LeafFunction:
     """A loss, called with the last activations and, if there are any, the targets.
 
     Raises:
@@ -341,7 +341,7 @@ def trace_loss(region: Region, loss: Callable[..., Any], has_aux: bool, *args: A
 
     closed, (value, aux) = _traced(region, "loss", called, args)
     check_loss(value)
-    return TracedFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
+    return LeafFunction(closed.jaxpr, list(closed.consts), jax.tree.leaves(aux), jax.tree.structure(aux))
 
 
 def strong(tree: Any) -> Any:

@@ -17,7 +17,7 @@ from sdy_jax.lowering.targets.measurements import MeasuredSends, StepProfile
 from sdy_jax.plan.estimates import MemoryUse, compiled_memory
 from sdy_jax.plan.page.text import aligned
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.profile import Instruction, Measured, Scope, instructions, measured, module_name, scopes
+from sdy_jax.plan.profile import Instruction, MeasuredTimes, Scope, instructions, measured, module_name, scopes
 from sdy_jax.plan.record.recorded_time import lanes_of, links_of
 from sdy_jax.plan.record.timeline import RecordedExecution, RecordedRun
 
@@ -285,7 +285,7 @@ def analyze(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ana
     return Analysis(plan, found.seconds, tuple(rows), memory, _by_scope(known, found), run)
 
 
-def _run(plan: Plan, found: Measured, sent: Sequence[Scope], known: Mapping[str, Instruction]) -> RecordedRun:
+def _run(plan: Plan, found: MeasuredTimes, sent: Sequence[Scope], known: Mapping[str, Instruction]) -> RecordedRun:
     """The last call on a device, by lanes. Instructions of collectives that profilers show under one name are those of
     the plan in their order, where as many are left, else all of the first."""
     number = {id(record): n for n, record in enumerate(plan.collectives)}
@@ -333,7 +333,7 @@ def _repeatable(
     return call
 
 
-def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
+def _row(scope: Scope, plan: Plan, found: MeasuredTimes) -> MeasuredCollective:
     costs, mesh, counted = plan.costs, plan.program.mesh, set(map(id, plan.totals.counted))
     records = [record for record in scope.records if id(record) in counted]
     seen = [found.instructions[name] for name in scope.instructions if name in found.instructions]
@@ -350,7 +350,7 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
     )
 
 
-def _by_scope(known: Sequence[Instruction], found: Measured) -> tuple[MeasuredScope, ...]:
+def _by_scope(known: Sequence[Instruction], found: MeasuredTimes) -> tuple[MeasuredScope, ...]:
     """What was measured by the scopes of the user's ops, those that took longest first."""
     scopes: dict[str, MeasuredScope] = {}
     for each in known:

@@ -22,7 +22,7 @@ from sdy_jax.ir.jax_shardings import AnyMesh, array_text, bytes_text, mesh_from_
 from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.runtime.boundary import as_specification, layout_of, named
+from sdy_jax.runtime.boundary import as_specification, layout_of, named_sharding_of
 from sdy_jax.runtime.meshes import is_whole_elsewhere
 
 # The arguments and results of a partitioned program.
@@ -198,7 +198,7 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: AnyMesh) -> BorderMove | N
 
 
 def _named(entering: TensorSharding, shape: Sequence[int], mesh: AnyMesh) -> NamedSharding:
-    return named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
+    return named_sharding_of(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
 
 
 def _from_elsewhere(leaf: Leaf, entering: TensorSharding, mesh: AnyMesh) -> BorderMove:

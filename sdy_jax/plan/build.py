@@ -39,7 +39,7 @@ from sdy_jax.plan.notices import LOG, Tell, progress_of, report_shown
 from sdy_jax.plan.pinning.replay import KeptChoices, Replay, pinned_border, with_known_border
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.recorded_plan import RecordedChoices
-from sdy_jax.plan.stages import Dump, PlannedWith, dump_of, ignore, imported, input_names, on_whole_axes, to_partition
+from sdy_jax.plan.stages import Dump, PlannedWith, dump_of, ignore, imported, input_names, to_partition, to_whole_axes
 from sdy_jax.shardy.passes.pipelines import PLAN_EXPORT, plan_import, run_pipeline
 from sdy_jax.shardy.passes.registry import Pass
 from sdy_jax.shardy.rules import RuleBook
@@ -160,7 +160,7 @@ def build_plan(
     begun = time.monotonic()
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
-            program = on_whole_axes(program)
+            program = to_whole_axes(program)
             keep = None
             if (others := kept or like) is not None:
                 program = with_known_border(program, others, is_like=like is not None)

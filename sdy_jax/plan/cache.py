@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from jax.extend.mlir import ir
@@ -18,12 +18,11 @@ from sdy_jax.ir.custom_ops import calls_of_functions
 from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.plan.border import boundary_values
-from sdy_jax.plan.cache_entry import BrokenEntry, CachedAs, CachedPlan, Entry, Stages, entry_bytes
-from sdy_jax.plan.digests import PLAN, Key, cache_folder, can_be_cached
+from sdy_jax.plan.cache_entry import BrokenEntry, CachedAs, CachedPlan, CacheEntry, Stages, entry_bytes
+from sdy_jax.plan.digests import PLAN, Key, RecordedSetting, cache_folder, can_be_cached, planned_with_from
 from sdy_jax.plan.explanations.naming import all_marks
 from sdy_jax.plan.notices import LOG
 from sdy_jax.plan.pinning.choices import choices_of
-from sdy_jax.plan.pinning.setting import RecordedSetting, planned_with_from
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import choices_text
 from sdy_jax.plan.stages import VARIABLE as DUMPS
@@ -85,6 +84,9 @@ def _ops(before: ir.Operation, now: ir.Operation) -> Iterator[tuple[ir.Operation
 _KEPT = ("imported", "propagated", "partitioned", "recomputed", "blocked")
 """The stages of an entry; the program that was traced is at hand, but where layouts were stated for it."""
 
+_FACTS = tuple(field.name for field in fields(CachedPlan) if field.name not in ("choices", "made_with"))
+"""The attributes of plans that are kept as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
@@ -141,7 +143,7 @@ class PlanEntry:
     def _found(self, data: bytes) -> tuple[CachedPlan, Stages]:
         """What an entry says, by the lines of now."""
         traced = self.program.module
-        entry = Entry(self.key, data, traced)
+        entry = CacheEntry(self.key, data, traced)
         stages = entry.stages
         if entry.lines == self.key.lines:
             return entry.plan(), stages
@@ -165,20 +167,11 @@ class PlanEntry:
             self.name,
             program,
             *boundary_values(program),
-            found.collectives,
-            found.notes,
-            stages,
-            self.source,
-            layouts=found.layouts,
+            stages=stages,
+            source=self.source,
             planned_with=given if made_with is None else planned_with_from(made_with, given.inner),
-            automatic=found.automatic,
-            work_cost=found.work_cost,
-            hidden_by_work=found.hidden_by_work,
-            op_times=found.op_times,
-            counted_peak=found.counted_peak,
-            recomputed=found.recomputed,
-            blocked=found.blocked,
             choices=found.choices,
+            **{name: getattr(found, name) for name in _FACTS},
         )
 
     def write(self, plan: Plan) -> Plan:
@@ -199,17 +192,8 @@ class PlanEntry:
         stages = {name: plan.stages[name] for name in names if name in plan.stages}
         choices = choices_of(plan, named=False)
         found = CachedPlan(
-            plan.collectives,
-            plan.notes,
-            plan.layouts,
-            plan.work_cost,
-            plan.hidden_by_work,
-            plan.op_times,
-            plan.counted_peak,
-            plan.recomputed,
-            plan.blocked,
-            plan.automatic,
-            choices_text(choices) if choices is not None else None,
-            RecordedSetting.of(plan.planned_with) if self.is_pinned and plan.planned_with else None,
+            choices=choices_text(choices) if choices is not None else None,
+            made_with=RecordedSetting.of(plan.planned_with) if self.is_pinned and plan.planned_with else None,
+            **{name: getattr(plan, name) for name in _FACTS},
         )
         return entry_bytes(self.key, self.source, found, stages, self.program.module.context)

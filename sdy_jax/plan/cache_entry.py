@@ -24,8 +24,7 @@ from sdy_jax.ir.operations import body_of, copied
 from sdy_jax.lowering.planner.op_times import OpTimes
 from sdy_jax.lowering.planner.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.plan.border import AutomaticLayouts
-from sdy_jax.plan.digests import MODULE, Key, digest_of
-from sdy_jax.plan.pinning.setting import RecordedSetting
+from sdy_jax.plan.digests import MODULE, Key, RecordedSetting, digest_of
 
 # What a plan says as JSON and back: dataclasses and named tuples as lists of their fields, by their declared types.
 #
@@ -33,7 +32,7 @@ from sdy_jax.plan.pinning.setting import RecordedSetting
 # table.
 
 
-class Writer:
+class JsonWriter:
     """Makes JSON; `locations` has what it refers to."""
 
     def __init__(self) -> None:
@@ -151,7 +150,7 @@ def entry_bytes(
     Raises:
         KeyError: they call other functions of this process than the program that was traced.
     """
-    writer = Writer()
+    writer = JsonWriter()
     said = writer.written(plan)
     numbers = {function: str(number) for number, function in enumerate(key.functions)}
     blobs = {name: _bytecode(module, numbers) for name, module in stages.items()}
@@ -239,7 +238,7 @@ class Stages(MutableMapping[str, ir.Operation]):
         return len(self._found)
 
 
-class Entry:
+class CacheEntry:
     """What the bytes of an entry say. `stages`: its modules, and the one that was traced; `lines`, `source`: a digest
     of the lines of the program's source, and the line of its shardings, as they were.
 
@@ -377,7 +376,7 @@ class EmittedEntry:
         Raises:
             OSError: it cannot be written.
         """
-        signature = json.dumps(Writer().written(program.signature))
+        signature = json.dumps(JsonWriter().written(program.signature))
         packed = zlib.compress(signature.encode() + b"\n" + program.module, 1)
         self.folder.write(self.key + MODULE, sealed_entry(self.key, packed))
 

@@ -216,7 +216,7 @@ class Work:
         return source_line(self.location)
 
 
-def work_of(graph: Graph, mesh_name: str) -> dict[Op, Work]:
+def work_of_ops(graph: Graph, mesh_name: str) -> dict[Op, Work]:
     """What each op of a partitioned program computes, in program order; ops on scalars are left out."""
     return dict(_Reader(graph, graph.meshes[mesh_name], value_shardings(graph)).read())
 

@@ -188,7 +188,7 @@ def too_large(plan: Plan) -> Iterator[str]:
     )
 
 
-def op_by_op(plan: Plan) -> Iterator[str]:
+def placed_op_by_op(plan: Plan) -> Iterator[str]:
     """What is said of a plan on so many axes that layouts were not chosen for the whole program, as was asked."""
     given, count = plan.planned_with, sum(axis.size > 1 for axis in plan.program.mesh.axes)
     is_asked = given is not None and given.policy.layouts == "global" and plan.layouts is None

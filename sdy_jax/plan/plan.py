@@ -26,7 +26,7 @@ from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.program import RecordedPropagation
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedChoices, RecordedReason
-from sdy_jax.plan.record.recording import reasons_of, record_of, steps_of
+from sdy_jax.plan.record.recording import reasons_for_layouts, record_of, steps_of
 from sdy_jax.plan.record.timeline import RecordedRun
 from sdy_jax.plan.source.module import PythonModule, python_module
 
@@ -136,7 +136,7 @@ class Plan(Answers):
 
     @cached_property
     def _recorded_reasons(self) -> tuple[RecordedReason, ...]:
-        return reasons_of(self)
+        return reasons_for_layouts(self)
 
     @cached_property
     def _choices(self) -> RecordedChoices | None:

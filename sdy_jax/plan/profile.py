@@ -37,7 +37,7 @@ class Execution(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTimes:
     """What runs took, in seconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Measured:
     last: tuple[Execution, ...] = ()
 
 
-def measured(call: Callable[[], Any], module: str) -> Measured:
+def measured(call: Callable[[], Any], module: str) -> MeasuredTimes:
     """Runs `call`, which is compiled and runs the HLO module of that name.
 
     Raises:
@@ -76,7 +76,7 @@ def measured(call: Callable[[], Any], module: str) -> Measured:
             # Types of jax's reader warn when they are made, and where warnings are errors that aborts the process.
             warnings.simplefilter("ignore", DeprecationWarning)
             events = [*_events(Path(folder), module)]
-    return Measured(median(times), _per_call(events), tuple(_last_call(events)))
+    return MeasuredTimes(median(times), _per_call(events), tuple(_last_call(events)))
 
 
 def _seconds(call: Callable[[], Any]) -> float:

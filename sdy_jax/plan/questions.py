@@ -11,8 +11,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.base.call_errors import did_you_mean, listed
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, did_you_mean, listed
 from sdy_jax.base.extensions import Extension
 from sdy_jax.base.jax_calls import api_boundary
 from sdy_jax.ir.graph import Graph, Op
@@ -40,7 +39,7 @@ from sdy_jax.plan.estimates import (
     flops,
     memory_of,
     padded_values,
-    work_of,
+    work_of_ops,
 )
 from sdy_jax.plan.explanations.layout_reasons import Findings, LayoutReason, LayoutReasons, Mark
 from sdy_jax.plan.explanations.naming import checkpoint_names
@@ -295,7 +294,7 @@ class Figures(PlanFacts):
     @cached_property
     def work_by_op(self) -> dict[Op, Work]:
         """The same by the ops of `graph`."""
-        return work_of(self.graph, self.program.mesh_name)
+        return work_of_ops(self.graph, self.program.mesh_name)
 
     @property
     def repeated_flops(self) -> float:

@@ -95,7 +95,7 @@ def imported(program: Program, dump: Dump = ignore) -> ir.Operation:
     return module
 
 
-def on_whole_axes(program: Program) -> Program:
+def to_whole_axes(program: Program) -> Program:
     """The program on a mesh along whose whole axes all its manual computations are; itself where its own is one.
 
     Raises:

@@ -27,7 +27,7 @@ from sdy_jax.shardy.rules import RuleBook
 # Language Models Using Model Parallelism", 2019.
 
 
-def tensor_parallel(graph: Graph, weights: Collection[int], devices: int, rules: RuleBook) -> dict[int, int]:
+def tensor_parallel_dims(graph: Graph, weights: Collection[int], devices: int, rules: RuleBook) -> dict[int, int]:
     """Per argument of the main function that is split among `devices`, the dimension along which it is.
 
     Args:
@@ -286,7 +286,7 @@ class UsualLayouts:
         yield "fsdp", fully
         if first != fully:
             yield "fsdp-first", first
-        tensor, experts = self._split(tensor_parallel, last), self._split(expert_parallel, last)
+        tensor, experts = self._split(tensor_parallel_dims, last), self._split(expert_parallel, last)
         if tensor:
             yield "megatron", self._border(tuple(others), tensor)
         if tensor and others:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sdy_jax.calls.processes import Group, Missing
+from sdy_jax.calls.processes import Missing, ProcessGroup
 
 
 class Service:
@@ -36,15 +36,15 @@ class Service:
             return self.values[key]
 
 
-def run(count: int, program: Callable[[Group, int], object], service: Service | None = None) -> list[object]:
+def run(count: int, program: Callable[[ProcessGroup, int], object], service: Service | None = None) -> list[object]:
     """What `program` returns in each process."""
     service = service or Service()
     members = range(3, 3 + count)
     with ThreadPoolExecutor(count) as threads:
-        return [*threads.map(lambda me: program(Group(service, me, members), me), members)]
+        return [*threads.map(lambda me: program(ProcessGroup(service, me, members), me), members)]
 
 
-def missed(group: Group, digest: str) -> tuple[int, ...]:
+def missed(group: ProcessGroup, digest: str) -> tuple[int, ...]:
     with pytest.raises(Missing) as caught:
         group.agree(digest, 0.1)
     return caught.value.processes
@@ -52,7 +52,7 @@ def missed(group: Group, digest: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_equal_programs_run_in_any_number_of_rounds(count: int) -> None:
-    def program(group: Group, me: int) -> list[dict[int, str]]:
+    def program(group: ProcessGroup, me: int) -> list[dict[int, str]]:
         return [group.agree(digest, 10) for digest in "abacabad"]
 
     assert run(count, program) == [[{}] * 8] * count
@@ -65,7 +65,7 @@ def test_what_was_agreed_on_costs_nothing() -> None:
 
 
 def test_all_know_who_has_which_program_and_may_agree_afterwards() -> None:
-    def program(group: Group, me: int) -> object:
+    def program(group: ProcessGroup, me: int) -> object:
         time.sleep(0.05 * (me == 6))
         first = group.agree("b" if me == 4 else "a", 10)
         group.tell(f"{me}", "text") if me == 4 else None
@@ -79,7 +79,7 @@ def test_all_know_who_has_which_program_and_may_agree_afterwards() -> None:
 def test_who_waits_in_vain_says_for_whom_and_may_come_again(absent: int) -> None:
     barrier = threading.Barrier(3)
 
-    def program(group: Group, me: int) -> object:
+    def program(group: ProcessGroup, me: int) -> object:
         found = () if me == absent else missed(group, "a")
         barrier.wait()
         return found, group.agree("a", 10)
@@ -90,7 +90,7 @@ def test_who_waits_in_vain_says_for_whom_and_may_come_again(absent: int) -> None
 
 def test_groups_do_not_wait_for_each_other() -> None:
     service = Service()
-    pairs = [Group(service, me, members) for members in ((0, 1), (0, 2)) for me in members]
+    pairs = [ProcessGroup(service, me, members) for members in ((0, 1), (0, 2)) for me in members]
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(lambda group: group.agree("a", 10), pairs)] == [{}] * 4
 
@@ -101,4 +101,4 @@ def test_errors_of_the_service_are_not_hidden() -> None:
             raise RuntimeError("UNAVAILABLE: the coordinator is gone")
 
     with pytest.raises(RuntimeError, match="coordinator is gone"):
-        Group(Broken(), 1, (0, 1)).agree("a", 10)
+        ProcessGroup(Broken(), 1, (0, 1)).agree("a", 10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sdy_jax.calls.load import loads
-from sdy_jax.equivalence.arrays import arguments, cut, joined
+from sdy_jax.equivalence.arrays import blocks_of, drawn_arguments, whole_of
 from sdy_jax.equivalence.comparison import compared, decided_by
 from sdy_jax.equivalence.subject import resized, scaled_down, uneven
 from sdy_jax.equivalence.trial import _outcome_of
@@ -62,16 +62,16 @@ PARTIAL = TensorSharding.closed("mesh", [[AxisRef("x")], []], [AxisRef("y")])
 def test_blocks_of_an_array_make_it_up(shape, sharding):
     mesh = RefinedMesh.of(Mesh.of(x=2, y=3, z=2), [AxisRef("x"), AxisRef("y")])
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    found = joined(cut(x, sharding, mesh), shape, sharding, mesh)
+    found = whole_of(blocks_of(x, sharding, mesh), shape, sharding, mesh)
     assert len(found) == {SPLIT: 2, PARTIAL: 2, None: 12}[sharding]
     assert all(np.array_equal(each, x) for each in found)
 
 
 def test_what_one_device_of_many_has_wrong_shows():
     mesh = RefinedMesh.of(Mesh.of(x=2, y=3, z=2))
-    blocks = cut(np.ones((4, 6), np.float32), SPLIT, mesh).copy()
+    blocks = blocks_of(np.ones((4, 6), np.float32), SPLIT, mesh).copy()
     blocks[-1] = 7
-    assert [float(each.max()) for each in joined(blocks, (4, 6), SPLIT, mesh)] == [1.0, 7.0]
+    assert [float(each.max()) for each in whole_of(blocks, (4, 6), SPLIT, mesh)] == [1.0, 7.0]
 
 
 def test_integers_that_index_are_in_bounds_and_keys_are_any_words():
@@ -82,7 +82,7 @@ def test_integers_that_index_are_in_bounds_and_keys_are_any_words():
     text = jax.jit(indexed).lower(*types, jax.ShapeDtypeStruct((), "int32")).as_text()
     module = loads(text).module
     inline_calls(module)
-    _, i, key, start = arguments(Graph(module), [None] * 4, 0)
+    _, i, key, start = drawn_arguments(Graph(module), [None] * 4, 0)
     assert set(i.tolist()) == set(range(5)) and key.max() > 1000 and 0 <= start < 3
 
 

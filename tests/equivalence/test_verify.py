@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from norm_kernel import norm
 
 import sdy_jax as sdy
-from sdy_jax.equivalence.process import run_in_child
+from sdy_jax.equivalence.trial import run_in_child
 from sdy_jax.equivalence.verification import Job, Subject, Trial
 from sdy_jax.ir.meshes import Mesh
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sdy_jax.equivalence import process
+from sdy_jax.equivalence import trial
 
 
 class Forks:
@@ -32,8 +32,8 @@ class Forks:
         )
 
     def run(self, folder: Path, first: int, devices: int, timeout: float) -> str:
-        """As `process._run`, whose place it takes: what ended the process; empty if nothing did."""
-        request = {"folder": str(folder), "first": first, "seconds": timeout, "env": process._environment(devices)}
+        """As `trial._run_process`, whose place it takes: what ended the process; empty if nothing did."""
+        request = {"folder": str(folder), "first": first, "seconds": timeout, "env": trial._environment(devices)}
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
@@ -49,7 +49,7 @@ def verified_by_forks() -> Iterator[None]:
     """Meanwhile `verify` runs its cases in forks."""
     forks = Forks()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "_run", forks.run)
+        patch.setattr(trial, "_run_process", forks.run)
         yield
     forks.close()
 
@@ -72,7 +72,7 @@ def _verify(request: dict[str, Any]) -> None:
         signal.alarm(int(request["seconds"]))
         os.environ.clear()
         os.environ.update(request["env"])
-        process.main(Path(request["folder"]), request["first"])
+        trial.main(Path(request["folder"]), request["first"])
         status = 0
     finally:
         os._exit(status)

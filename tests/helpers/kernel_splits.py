@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from sdy_jax.base.jax_primitives import compiler_of, given_by_compiler, pallas_call_p
 from sdy_jax.ir.kernels.body import equations_in
-from sdy_jax.ir.kernels.grid_rule import Call, GridRule, _dimension, call_on_blocks, grid_rule
+from sdy_jax.ir.kernels.grid_rule import GridRule, PallasCall, _dimension, call_on_blocks, grid_rule
 from sdy_jax.ir.shardings import factor_symbol
 
 Split = Mapping[int, tuple[str, ...]]
@@ -31,7 +31,7 @@ def calls_of(function: Callable[..., Any], *args: Any) -> list[Any]:
 def rule_of(equation: Any, platform: str = "cpu") -> GridRule:
     given = given_by_compiler(compiler_of(equation.params["compiler_params"], platform))
     shapes = [x.aval.shape for x in equation.invars]
-    return grid_rule(Call(equation.params), shapes, given.to_body, given.to_maps)
+    return grid_rule(PallasCall(equation.params), shapes, given.to_body, given.to_maps)
 
 
 def rules_of(function: Callable[..., Any], *args: Any) -> list[GridRule]:
@@ -40,7 +40,7 @@ def rules_of(function: Callable[..., Any], *args: Any) -> list[GridRule]:
 
 def why_whole(equation: Any, dim: int) -> str:
     """Why a grid dimension is no factor."""
-    return _dimension(Call(equation.params), dim, True, True).whole
+    return _dimension(PallasCall(equation.params), dim, True, True).whole
 
 
 def splits_of(factors: Sequence[int], sizes: Mapping[str, int]) -> Iterator[Split]:
@@ -116,7 +116,7 @@ def run_on_blocks(equation: Any, args: Sequence[Any], parts: Mapping[int, int]) 
     Args:
         parts: per factor in how many parts it is, which divide it.
     """
-    call, found = Call(equation.params), rule_of(equation)
+    call, found = PallasCall(equation.params), rule_of(equation)
     rule, grid = found.rule, list(call.grid)
     steps = [call.grid[dim] // rule.factor_sizes[factor] for factor, dim in enumerate(found.dims)]
     for factor, count in parts.items():
@@ -136,7 +136,7 @@ def run_on_blocks(equation: Any, args: Sequence[Any], parts: Mapping[int, int]) 
     return results
 
 
-def _on_blocks(call: Call, grid: Sequence[Any], shapes: Sequence[Any], takes_scalars: bool) -> Callable[..., Any]:
+def _on_blocks(call: PallasCall, grid: Sequence[Any], shapes: Sequence[Any], takes_scalars: bool) -> Callable[..., Any]:
     return jax.jit(lambda blocks, firsts: call_on_blocks(call, grid, blocks, shapes, firsts, takes_scalars))
 
 

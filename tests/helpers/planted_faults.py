@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import sdy_jax as sdy
 from sdy_jax.base.extensions import load_extensions
 from sdy_jax.ir.collectives import BUCKET
-from sdy_jax.lowering.ops import elementwise, gather_scatter, redistribution, reductions, sorting
+from sdy_jax.lowering.ops import elementwise, gather_scatter, reductions, shards, sorting
 from sdy_jax.lowering.ops.collectives import movement, packing
 from sdy_jax.lowering.ops.registry import EMITTERS
 from sdy_jax.lowering.planner import plan_program as blocking
@@ -202,12 +202,12 @@ PLANTED = {
         sizes=(2, 2),
     ),
     "strip off by one": Planted(
-        _replaced(redistribution._Blocks, "_strip_of", _moved_strip),
+        _replaced(shards._Blocks, "_strip_of", _moved_strip),
         lambda x: x[1:7] * 2,
         "stablehlo.slice",
     ),
     "wrong halo": Planted(
-        _replaced(redistribution, "redistribute", lambda right: lambda *args: jnp.roll(right(*args), 1, args[2])),
+        _replaced(shards, "redistribute", lambda right: lambda *args: jnp.roll(right(*args), 1, args[2])),
         lambda x: lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), ((1, 1), (0, 0))),
         "stablehlo.reduce_window",
     ),

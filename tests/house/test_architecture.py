@@ -153,7 +153,7 @@ def test_targets_and_the_table_of_described_platforms_speak_of_tpus() -> None:
         "base.jax_primitives",
         "base.jax_tracing",
         "cli.main",
-        "ir.kernels.library_functions",
+        "ir.kernels.libraries",
         "lowering.targets.target",
         "lowering.targets.tpu",
         "shardy.rules.registry",

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.call_stacks import CallFrame, call_stack, called_through, callers, inside_of, locate_bodies
-from sdy_jax.ir.operations import named
+from sdy_jax.ir.locations import CallFrame, call_stack, called_through, callers, inside_of
+from sdy_jax.ir.operations import locate_bodies, named
 from sdy_jax.ir.text.modules import new_context
 
 PRODUCT = CallFrame("model.py", "Dense.__call__", 7, 15, 9, 4)

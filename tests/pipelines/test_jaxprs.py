@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdy_jax.pipelines.jaxprs import Cut, Inputs, LayerPasses, inlined
+from sdy_jax.pipelines.jaxprs import CutFunction, Inputs, LayerPasses, inlined
 from sdy_jax.pipelines.region import Region
 
 ROWS, WIDTH, HIDDEN = 8, 16, 64
@@ -54,7 +54,7 @@ def test_parts_compute_what_the_whole_does():
         return [z.sum(0), jnp.cos(z) * x, (x * y) @ z.T]
 
     x, y = (jnp.asarray(np.random.default_rng(i).normal(size=(4, 4)), jnp.float32) for i in range(2))
-    cut = Cut(inlined(whole, [x, y]), 1)
+    cut = CutFunction(inlined(whole, [x, y]), 1)
     first, crossing = cut.first([x, y])
     for found, wanted in zip([*first, *cut.second(crossing)], whole(x, y), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)

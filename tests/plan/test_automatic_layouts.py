@@ -23,7 +23,7 @@ from sdy_jax.lowering.planner.search.memory_search import GivenUp
 from sdy_jax.lowering.targets import target
 from sdy_jax.plan import auto_layouts, build
 from sdy_jax.plan.border import pasted
-from sdy_jax.plan.usual_layouts import UsualLayouts, expert_parallel, tensor_parallel
+from sdy_jax.plan.usual_layouts import UsualLayouts, expert_parallel, tensor_parallel_dims
 from sdy_jax.shardy.rules import RuleBook
 
 AXES = {"line": LINE, "plane": PLANE}
@@ -389,7 +389,7 @@ func.func @main(%x: tensor<8x4x16xf32>, %stack: tensor<3x8x16x32xf32>, %i: tenso
 def test_layers_of_a_stack_are_weights(devices, experts, columns):
     graph = Graph(parse(LAYER_OF_EXPERTS).operation)
     assert expert_parallel(graph, [1, 3], devices, RuleBook()) == experts
-    assert tensor_parallel(graph, [1, 3], devices, RuleBook()) == columns
+    assert tensor_parallel_dims(graph, [1, 3], devices, RuleBook()) == columns
 
 
 def test_what_no_layout_can_hold_is_refused():
@@ -527,6 +527,6 @@ def test_column_by_row(with_gradient):
     function = jax.grad(lambda *args: jnp.sum(attended(*args) ** 2)) if with_gradient else attended
     plan = sdy.partition(function, mesh=LINE).plan(weights, jnp.ones((2, 8, 16)))
     graph = Graph(plan.stages["imported"])
-    found = tensor_parallel(graph, range(len(weights)), 8, RuleBook())
+    found = tensor_parallel_dims(graph, range(len(weights)), 8, RuleBook())
     named = {plan.arguments[number].path.split("'")[1]: dim for number, dim in found.items()}
     assert named == {"q": 1, "k": 1, "v": 1, "out": 0, "up": 1, "bias": 0, "down": 0}

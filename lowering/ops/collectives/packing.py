@@ -47,9 +47,8 @@ from sdy_jax.lowering.ops.collectives.reductions import (
 )
 from sdy_jax.lowering.ops.control_flow import apart_along, manual_axes_around
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
-from sdy_jax.lowering.ops.redistribution import relaid
 from sdy_jax.lowering.ops.registry import LocalOp, emitter
-from sdy_jax.lowering.ops.shards import lengthened
+from sdy_jax.lowering.ops.shards import lengthened, relaid
 from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.runtime.meshes import RefinedMesh

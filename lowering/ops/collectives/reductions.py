@@ -30,7 +30,7 @@ from sdy_jax.lowering.ops.collectives.movement import (
 )
 from sdy_jax.lowering.targets.rates import LANES, SUBLANES
 from sdy_jax.lowering.targets.target import where_forms
-from sdy_jax.runtime.meshes import Forms, Group, RefinedMesh
+from sdy_jax.runtime.meshes import Forms, RefinedMesh, ReplicaGroups
 
 # Shapes in which what is scattered fills the lanes of tiles, and is sent as it is made.
 #
@@ -205,7 +205,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     return x
 
 
-def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group, forms: Forms) -> jax.Array:
+def _sum_scattered(x: jax.Array, dim: int, parts: int, group: ReplicaGroups, forms: Forms) -> jax.Array:
     """The sum of `x` over a group, of which each of so many members keeps its part of `dim`.
 
     Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: libtpu does not

@@ -13,7 +13,7 @@ from sdy_jax.ir.new_ops import (
     Place,
     created,
     entry_of,
-    filled,
+    filled_array,
     integer,
     new_loop,
     reshaped,
@@ -299,7 +299,7 @@ class _Reduced(_Carried):
 
     def start(self, place: Place) -> ir.Value:
         number = reductions.identity(self.kind, numpy_dtype(self.dtype))
-        return filled(number, self._type(), place, self.sharding)
+        return filled_array(number, self._type(), place, self.sharding)
 
     def _type(self) -> ir.Type:
         value = self.value.mlir

@@ -57,7 +57,7 @@ def equations_in(x: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class BodyReads:
     """What a body reads of the grid, and what it does beside: `dims` of the whole grid, those of `vmap` counted."""
 
     dims: frozenset[int]
@@ -65,13 +65,13 @@ class Reads:
     draws: bool
 
 
-def reads_of(body: Any, vmapped: Sequence[int], rank: int) -> Reads:
+def reads_of(body: Any, vmapped: Sequence[int], rank: int) -> BodyReads:
     """What the body of a kernel reads; its own numbers of grid dimensions leave out those of `vmap`."""
     own = [dim for dim in range(rank) if dim not in set(vmapped)]
     found = list(equations_in(body))
     dims = frozenset(own[e.params["axis"]] for e in found if e.primitive.name in GRID)
     communicates = any(e.primitive.name in _COMMUNICATES or _is_remote(e) for e in found)
-    return Reads(dims, communicates, any(e.primitive.name in _RANDOM for e in found))
+    return BodyReads(dims, communicates, any(e.primitive.name in _RANDOM for e in found))
 
 
 _NAMES_DEVICE = {"semaphore_signal": 3, "dma_start": -1, "dma_wait": -1}
@@ -85,7 +85,7 @@ def _is_remote(equation: Any) -> bool:
     return part is not None and (tree is None or tree.unflatten(equation.invars)[part] is not None)
 
 
-class Kept(NamedTuple):
+class KeptArg(NamedTuple):
     """An argument of a body that keeps what is written to it: scratch, or a block that later steps have again.
 
     Attributes:
@@ -110,8 +110,8 @@ class _Ref:
     read_first: np.ndarray
 
 
-def carried(
-    body: Any, kept: Sequence[Kept], dim: int, inner: Sequence[int], starts: np.ndarray, vmapped: Sequence[int]
+def carrier(
+    body: Any, kept: Sequence[KeptArg], dim: int, inner: Sequence[int], starts: np.ndarray, vmapped: Sequence[int]
 ) -> int | None:
     """The argument, if there is one, in which a step may find what one with another index of a grid dimension wrote.
 
@@ -138,7 +138,7 @@ def carried(
     return None
 
 
-def _run(body: Any, kept: Sequence[Kept], places: Mapping[int, np.ndarray]) -> Mapping[Any, _Ref]:
+def _run(body: Any, kept: Sequence[KeptArg], places: Mapping[int, np.ndarray]) -> Mapping[Any, _Ref]:
     """What a step at such places does with the arguments that keep something."""
     refs = {}
     for x in (body.invars[ref.argument] for ref in kept):

@@ -17,7 +17,7 @@ from sdy_jax.ir.kernels.body import equations_in
 from sdy_jax.ir.kernels.index_arithmetic import (
     CountedLoop,
     Known,
-    Table,
+    ScalarTable,
     Value,
     counted_loop,
     evaluate,
@@ -165,7 +165,11 @@ class BodyWork:
 
 
 def body_work(
-    body: Any, places: Mapping[int, np.ndarray], extents: Mapping[int, int], weight: float, tables: Sequence[Table]
+    body: Any,
+    places: Mapping[int, np.ndarray],
+    extents: Mapping[int, int],
+    weight: float,
+    tables: Sequence[ScalarTable],
 ) -> BodyWork:
     """What a kernel's body does.
 
@@ -189,7 +193,7 @@ class _Scope:
     """The variables of one jaxpr: numbers that are known, and tables."""
 
     known: Known
-    tables: dict[Any, Table]
+    tables: dict[Any, ScalarTable]
 
     def value(self, x: Any) -> Value:
         if not isinstance(x, Literal) and x in self.tables:
@@ -202,13 +206,13 @@ class _Scope:
 
     def set(self, xs: Sequence[Any], values: Sequence[Value]) -> None:
         for x, value in zip(xs, values, strict=True):
-            if isinstance(value, Table):
+            if isinstance(value, ScalarTable):
                 self.tables[x] = value
             elif value is not None:
                 self.known[x] = value
 
 
-Read = tuple[Table, tuple[np.ndarray | None, ...]]
+Read = tuple[ScalarTable, tuple[np.ndarray | None, ...]]
 """A table, and the place that is read."""
 
 
@@ -262,7 +266,7 @@ class _Counter:
     def _get(self, equation: Any, scope: _Scope, weights: np.ndarray) -> list[Value]:
         """A scalar of a table, where the place that is read is known."""
         table = scope.value(equation.invars[0])
-        if not isinstance(table, Table) or equation.outvars[0].aval.shape:
+        if not isinstance(table, ScalarTable) or equation.outvars[0].aval.shape:
             return [None]
         transforms = equation.params["tree"].unflatten(equation.invars[1:])
         if len(transforms) != 1 or not isinstance(transforms[0], NDIndexer):
@@ -352,7 +356,7 @@ class _Counter:
     ) -> list[Value]:
         """The trips of a loop, one by one where that may matter; `kept`: what a trip returns as it was."""
         most = int(trips.max(initial=0))
-        if most <= 1 or (most <= _MOST_TRIPS and any(_is_known(x) for x in carry) and _has_branches(body)):
+        if most <= 1 or (most <= _MOST_TRIPS and any(isinstance(x, np.ndarray) for x in carry) and _has_branches(body)):
             for number in range(most):
                 carry = trip(carry, weights * (trips > number))
         else:
@@ -448,10 +452,6 @@ _HANDLERS: Mapping[str, _Handler] = {
 }
 
 
-def _is_known(value: Value) -> bool:
-    return isinstance(value, np.ndarray)
-
-
 def _chosen(taken: Sequence[np.ndarray], results: Sequence[list[Value]], by: Sequence[np.ndarray]) -> list[Value]:
     """The results of branches of which each step takes one, as far as all that are taken know them."""
     found: list[Value] = []
@@ -473,7 +473,7 @@ def _copied_bytes(equation: Any) -> tuple[float, bool]:
     return float(math.prod(target.shape) * np.dtype(target.dtype).itemsize), spaces.isdisjoint(IN_MEMORY)
 
 
-def run_index_map(jaxpr: Any, indices: Sequence[np.ndarray], tables: Sequence[Table]) -> list[np.ndarray | None]:
+def run_index_map(jaxpr: Any, indices: Sequence[np.ndarray], tables: Sequence[ScalarTable]) -> list[np.ndarray | None]:
     """The entries of an index map for these steps; None where tables that are not known say them."""
     results = _Counter({}, {}).run(jaxpr, [*indices, *tables], np.zeros(1))
     return [value if isinstance(value, np.ndarray) else None for value in results]

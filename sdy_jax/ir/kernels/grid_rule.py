@@ -23,8 +23,8 @@ from sdy_jax.base.jax_primitives import (
     traced_with_refs,
     written_arguments,
 )
-from sdy_jax.ir.kernels.body import GRID, UNKNOWN_FORMS, Kept, carried, equations_in, own_shift, reads_of
-from sdy_jax.ir.kernels.index_arithmetic import Entry, entries
+from sdy_jax.ir.kernels.body import GRID, UNKNOWN_FORMS, KeptArg, carrier, equations_in, own_shift, reads_of
+from sdy_jax.ir.kernels.index_arithmetic import IndexEntry, entries
 from sdy_jax.ir.shardings import OpShardingRule
 
 # The sharding rule of a `pallas_call`, read from its grid, index maps and body.
@@ -57,7 +57,7 @@ class GridRule:
 
 
 @dataclass(frozen=True)
-class Call:
+class PallasCall:
     """A `pallas_call` as its parameters say it. Operands and results that have blocks are *tensors*, numbered in the
     order of the grid mapping; the operands before them are scalars, which are whole."""
 
@@ -78,19 +78,19 @@ class Call:
         return str(self.parameters.get("name") or str(info.func_src_info).split(" ")[0] or "kernel")
 
     @cached_property
-    def entries(self) -> tuple[tuple[Entry, ...], ...]:
+    def entries(self) -> tuple[tuple[IndexEntry, ...], ...]:
         """Per tensor those of its index map. What follows a grid dimension has one block per step of it, or per so
         many steps; a map that gives more than an index per dimension mentions everything."""
-        every = Entry(frozenset(range(len(self.grid))))
+        every = IndexEntry(frozenset(range(len(self.grid))))
         found = []
         for tensor, block in enumerate(self.mapping.block_mappings):
             maps = entries(block.index_map_jaxpr.jaxpr, self.grid)
             is_plain = len(maps) == len(block.block_shape)
             maps = maps if is_plain else (every,) * len(block.block_shape)
-            found.append(tuple(e if self._fits(tensor, d, e) else Entry(e.mentions) for d, e in enumerate(maps)))
+            found.append(tuple(e if self._fits(tensor, d, e) else IndexEntry(e.mentions) for d, e in enumerate(maps)))
         return tuple(found)
 
-    def _fits(self, tensor: int, dim: int, entry: Entry) -> bool:
+    def _fits(self, tensor: int, dim: int, entry: IndexEntry) -> bool:
         """Whether the blocks that an entry counts are whole, and all of a dimension."""
         if entry.follows is None or is_dynamic(self.grid[entry.follows]):
             return True
@@ -132,7 +132,7 @@ class Call:
 
 
 def grid_rule(
-    call: Call, operands: Sequence[Sequence[int]], body_takes_scalars: bool, maps_take_scalars: bool
+    call: PallasCall, operands: Sequence[Sequence[int]], body_takes_scalars: bool, maps_take_scalars: bool
 ) -> GridRule:
     """The rule of a call.
 
@@ -166,7 +166,7 @@ class _Dimension:
     is_shifted: bool = False
 
 
-def _dimension(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
+def _dimension(call: PallasCall, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
     """What is found of one grid dimension; one of a kernel that cannot be read is whole."""
     try:
         return _read(call, dim, body_takes_scalars, maps_take_scalars)
@@ -174,7 +174,7 @@ def _dimension(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars
         return _Dimension(f"the body of `{call.title}` is of an unknown form ({type(error).__name__}: {error})")
 
 
-def _read(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
+def _read(call: PallasCall, dim: int, body_takes_scalars: bool, maps_take_scalars: bool) -> _Dimension:
     """What is found of one grid dimension: the conditions in the order in which a person would look at them."""
     extent, name = call.grid[dim], call.named(dim)
     if is_dynamic(extent):
@@ -199,7 +199,7 @@ def _read(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: boo
         return _Dimension(reason)
     inner, starts = range(dim + 1, len(call.grid)), np.arange(0, extent, steps)
     if not call.is_parallel(dim):
-        at = carried(body, _kept(call, dim), dim, inner, starts, vmapped)
+        at = carrier(body, _kept(call, dim), dim, inner, starts, vmapped)
         if at is not None:
             return _Dimension(f"{_argument(call, at)} from step to step of {name}")
     is_shifted = bool(odd) or dim in reads.dims
@@ -212,11 +212,11 @@ def _read(call: Call, dim: int, body_takes_scalars: bool, maps_take_scalars: boo
     return _Dimension("", steps, is_shifted)
 
 
-def _steps(entry: Entry, dim: int) -> int:
+def _steps(entry: IndexEntry, dim: int) -> int:
     return entry.steps if dim in (entry.follows, entry.repeats) else 1
 
 
-def _unfit(call: Call, dim: int, name: str) -> str:
+def _unfit(call: PallasCall, dim: int, name: str) -> str:
     """Why the tensors of a call do not fit a grid dimension; nothing where they do."""
     inputs = call.mapping.num_inputs
     for t, maps in enumerate(call.entries):
@@ -236,28 +236,28 @@ def _unfit(call: Call, dim: int, name: str) -> str:
     return ""
 
 
-def _followed(call: Call, tensor: int, dim: int) -> int | None:
+def _followed(call: PallasCall, tensor: int, dim: int) -> int | None:
     """The dimension of a tensor that follows a grid dimension."""
     return next((d for d, entry in enumerate(call.entries[tensor]) if entry.follows == dim), None)
 
 
-def _kept(call: Call, dim: int) -> list[Kept]:
+def _kept(call: PallasCall, dim: int) -> list[KeptArg]:
     """The arguments of the body that keep what is written from step to step of a grid dimension: scratch, results that
     do not follow it, and operands that the body changes."""
     mapping, body = call.mapping, call.parameters["jaxpr"]
     first, last = mapping.num_index_operands, len(body.invars) - mapping.num_scratch_operands
     results = frozenset(range(last - mapping.num_outputs, last))
     sweep = frozenset(range(dim, len(call.grid)))
-    found = [Kept(at, False) for at in range(last, len(body.invars))]
+    found = [KeptArg(at, False) for at in range(last, len(body.invars))]
     for at in sorted(results | {at for at in written_arguments(body) if at < last}):
         if at < first:
-            found.append(Kept(at, False))
+            found.append(KeptArg(at, False))
         elif _followed(call, at - first, dim) is None:
-            found.append(Kept(at, any(e.mentions & sweep for e in call.entries[at - first])))
+            found.append(KeptArg(at, any(e.mentions & sweep for e in call.entries[at - first])))
     return found
 
 
-def _argument(call: Call, at: int) -> str:
+def _argument(call: PallasCall, at: int) -> str:
     """An argument of the body that keeps something, as a sentence begins."""
     mapping = call.mapping
     result = at - mapping.num_index_operands - mapping.num_inputs
@@ -270,7 +270,7 @@ def _argument(call: Call, at: int) -> str:
 class _Builder:
     """Gives dimensions of tensors their factors."""
 
-    call: Call
+    call: PallasCall
     dims: Sequence[int]
     found: Mapping[int, _Dimension]
 
@@ -290,7 +290,7 @@ class _Builder:
         pairs = zip(self.call.entries[tensor], self.call.shape(tensor), strict=True)
         return tuple(self._dimension(entry, size) for entry, size in pairs)
 
-    def _dimension(self, entry: Entry, size: int) -> tuple[int, ...]:
+    def _dimension(self, entry: IndexEntry, size: int) -> tuple[int, ...]:
         dim = entry.follows
         if dim is None:
             return self._whole(size, self._why_it_follows_none(entry))
@@ -300,7 +300,7 @@ class _Builder:
         rest = size // self.sizes[factor]
         return (factor, *(self._whole(rest, f"blocks of `{self.call.title}` are whole") if rest > 1 else ()))
 
-    def _why_it_follows_none(self, entry: Entry) -> str:
+    def _why_it_follows_none(self, entry: IndexEntry) -> str:
         if not entry.mentions:
             return f"each step of `{self.call.title}` has all of it"
         return f"its blocks are chosen by what is computed of {self.call.named(*sorted(entry.mentions))}"
@@ -319,7 +319,7 @@ class _Builder:
 
 
 def call_on_blocks(
-    call: Call,
+    call: PallasCall,
     grid: Sequence[Any],
     operands: Sequence[Any],
     results: Sequence[Sequence[int]],
@@ -372,7 +372,9 @@ def _share(estimate: Any, whole: Sequence[Any], part: Sequence[Any]) -> Any:
     return type(estimate)(**{name: int(n * share) if isinstance(n, (int, float)) else n for name, n in numbers.items()})
 
 
-def _with_scalars(call: Call, parameters: dict[str, Any], extents: Mapping[int, int]) -> tuple[dict[str, Any], int]:
+def _with_scalars(
+    call: PallasCall, parameters: dict[str, Any], extents: Mapping[int, int]
+) -> tuple[dict[str, Any], int]:
     """A call that takes the first steps as its last scalars, and their place among its operands.
 
     Index maps of operands that are whole along such a dimension get the number of a step in the whole grid.
@@ -386,25 +388,30 @@ def _with_scalars(call: Call, parameters: dict[str, Any], extents: Mapping[int, 
     )
     tree = jax.tree.structure((tuple(range(len(avals))), {}))
     new = mapping.replace(block_mappings=blocks, num_index_operands=at + 1, index_map_avals=avals, index_map_tree=tree)
+    return _with_operand(parameters, new, at, ref, extents)
+
+
+def _with_array(call: PallasCall, parameters: dict[str, Any], extents: Mapping[int, int]) -> tuple[dict[str, Any], int]:
+    """A call that takes the first steps as its first array, whole in each step, and its place among the operands."""
+    mapping = parameters["grid_mapping"]
+    at = mapping.num_index_operands
+    block = scalars_mapping(mapping, len(extents))
+    new = mapping.replace(block_mappings=(block, *mapping.block_mappings), num_inputs=mapping.num_inputs + 1)
+    return _with_operand(parameters, new, at, block.block_aval, extents)
+
+
+def _with_operand(
+    parameters: dict[str, Any], new: Any, at: int, ref: Any, extents: Mapping[int, int]
+) -> tuple[dict[str, Any], int]:
+    """A call with the `new` mapping of a grid, whose body takes the first steps as `ref` in the place `at`."""
+    mapping = parameters["grid_mapping"]
     aliases = tuple((i + (i >= at), o) for i, o in parameters["input_output_aliases"])
     body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, ref)
     changed = {"grid_mapping": new, "jaxpr": body, "input_output_aliases": aliases}
     return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
 
 
-def _with_array(call: Call, parameters: dict[str, Any], extents: Mapping[int, int]) -> tuple[dict[str, Any], int]:
-    """A call that takes the first steps as its first array, whole in each step, and its place among the operands."""
-    mapping = parameters["grid_mapping"]
-    at = mapping.num_index_operands
-    block = scalars_mapping(mapping, len(extents))
-    new = mapping.replace(block_mappings=(block, *mapping.block_mappings), num_inputs=mapping.num_inputs + 1)
-    aliases = tuple((i + (i >= at), o) for i, o in parameters["input_output_aliases"])
-    body = own_shift(mapping, extents).of_body(parameters["jaxpr"], at, block.block_aval)
-    changed = {"grid_mapping": new, "jaxpr": body, "input_output_aliases": aliases}
-    return {**parameters, **changed}, mapping.num_dynamic_grid_bounds + at
-
-
-def _shifted_map(old: Any, kinds: Sequence[Entry], extents: Mapping[int, int], avals: Sequence[Any]) -> Any:
+def _shifted_map(old: Any, kinds: Sequence[IndexEntry], extents: Mapping[int, int], avals: Sequence[Any]) -> Any:
     """An index map with the first steps as its last argument.
 
     What follows a dimension, or repeats itself along it, counts from the device's first block on, as before. What else

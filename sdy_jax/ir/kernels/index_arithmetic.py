@@ -104,7 +104,7 @@ _MOST_STEPS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """One index of a block.
 
     Attributes:
@@ -124,7 +124,7 @@ class Entry:
         return dim in self.mentions and self.follows != dim and self.repeats != dim
 
 
-def entries(jaxpr: Any, grid: Sequence[Any]) -> tuple[Entry, ...]:
+def entries(jaxpr: Any, grid: Sequence[Any]) -> tuple[IndexEntry, ...]:
     """The entries of an index map, whose jaxpr takes the grid's indices, then refs of scalars.
 
     Args:
@@ -134,12 +134,12 @@ def entries(jaxpr: Any, grid: Sequence[Any]) -> tuple[Entry, ...]:
     return tuple([_entry(jaxpr, out, grid) for out in jaxpr.outvars])
 
 
-def _entry(jaxpr: Any, out: Any, grid: Sequence[Any]) -> Entry:
+def _entry(jaxpr: Any, out: Any, grid: Sequence[Any]) -> IndexEntry:
     if isinstance(out, Literal):
-        return Entry()
+        return IndexEntry()
     indices = {x: dim for dim, x in enumerate(jaxpr.invars[: len(grid)])}
     if out in indices:
-        return Entry(frozenset([indices[out]]), indices[out])
+        return IndexEntry(frozenset([indices[out]]), indices[out])
     needed, equations = {out}, []
     for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars):
@@ -148,29 +148,29 @@ def _entry(jaxpr: Any, out: Any, grid: Sequence[Any]) -> Entry:
     mentions = frozenset(indices[x] for x in needed if x in indices)
     reads = needed.intersection(jaxpr.invars[len(grid) :])
     if reads or len(mentions) != 1:
-        return Entry(mentions)
+        return IndexEntry(mentions)
     (dim,) = mentions
     extent = grid[dim]
     if not isinstance(extent, int) or extent > _MOST_STEPS:
-        return Entry(mentions)
+        return IndexEntry(mentions)
     known: Known = {jaxpr.invars[dim]: np.arange(extent)}
     for equation in reversed(equations):
         evaluate(equation, known)
     table = value_of(out, known)
-    return Entry(mentions) if table is None else _of_table(dim, np.broadcast_to(table, (extent,)))
+    return IndexEntry(mentions) if table is None else _of_table(dim, np.broadcast_to(table, (extent,)))
 
 
-def _of_table(dim: int, table: np.ndarray) -> Entry:
+def _of_table(dim: int, table: np.ndarray) -> IndexEntry:
     """The entry that has these values along the grid dimension that it mentions."""
     steps = np.arange(len(table))
     if len(table) and (table == table[0]).all():
-        return Entry()
+        return IndexEntry()
     if not table[0]:
         size = int(np.argmax(table != 0))
         if (table == steps // size).all():
-            return Entry(frozenset([dim]), dim, size)
+            return IndexEntry(frozenset([dim]), dim, size)
     period = _period(tuple(table.tolist()))
-    return Entry(frozenset([dim]), None, period, dim) if period < len(table) else Entry(frozenset([dim]))
+    return IndexEntry(frozenset([dim]), None, period, dim) if period < len(table) else IndexEntry(frozenset([dim]))
 
 
 @lru_cache(maxsize=256)
@@ -193,14 +193,14 @@ def _period(table: tuple[int, ...]) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Table:
+class ScalarTable:
     """An operand of scalars that a kernel reads by their places, with its elements where they are known."""
 
     shape: tuple[int, ...]
     values: np.ndarray | None = None
 
 
-Value = np.ndarray | Table | None
+Value = np.ndarray | ScalarTable | None
 
 
 @dataclass(slots=True)
@@ -250,7 +250,7 @@ def counted_loop(
     return CountedLoop(index, int(step), start if isinstance(start, np.ndarray) else None, limit)
 
 
-def rooms(table: Table, a: Sequence[np.ndarray | None], b: Sequence[np.ndarray | None]) -> Iterator[int]:
+def rooms(table: ScalarTable, a: Sequence[np.ndarray | None], b: Sequence[np.ndarray | None]) -> Iterator[int]:
     """Per dimension of a table that is read at `a`, and one trip later at `b`, the trips up to the next step's place,
     or to its end."""
     for size, first, second in zip(table.shape, a, b, strict=True):

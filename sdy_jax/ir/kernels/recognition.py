@@ -17,8 +17,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-def
 
 from sdy_jax.base.jax_primitives import pallas_call_p
 from sdy_jax.ir.kernels.body import equations_in
-from sdy_jax.ir.kernels.grid_rule import Call
-from sdy_jax.ir.kernels.library_functions import LIBRARY, REAL, WHOLE, LibraryFunction, dimensions, sizes_of
+from sdy_jax.ir.kernels.grid_rule import PallasCall
+from sdy_jax.ir.kernels.libraries import LIBRARY, REAL, WHOLE, LibraryFunction, dimensions, sizes_of
 from sdy_jax.ir.shardings import OpShardingRule
 
 # Whether two jaxprs are traces of one function: equal but for names, source lines, and where values lie.
@@ -358,7 +358,7 @@ def _as(function: LibraryFunction, traced: Any) -> Recognized | None:
         return None
     primitives = frozenset(equation.primitive.name for equation in equations_in(traced))
     try:
-        statics = list(function.statics(Call(kernel.params), primitives))
+        statics = list(function.statics(PallasCall(kernel.params), primitives))
     except (AttributeError, IndexError, TypeError, ValueError):  # of another function's kernel
         return None
     candidates = (Recognized(function, names, types, result, each) for each in statics)

@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 from sdy_jax.ir.custom_ops import StatedWork
 from sdy_jax.ir.kernels.body import UNKNOWN_FORMS, reads_of
 from sdy_jax.ir.kernels.body_work import IN_MEMORY, body_work, run_index_map
-from sdy_jax.ir.kernels.index_arithmetic import Table
+from sdy_jax.ir.kernels.index_arithmetic import ScalarTable
 
 # The share of a chip's peak that kernels reach, by what they do.
 #
@@ -92,7 +92,7 @@ class Traffic:
     reasons: tuple[str, ...]
 
 
-def block_traffic(mapping: Any, steps: Steps, tables: Sequence[Table], shares_cache: bool) -> Traffic:
+def block_traffic(mapping: Any, steps: Steps, tables: Sequence[ScalarTable], shares_cache: bool) -> Traffic:
     """The bytes of a call's blocks.
 
     Args:
@@ -119,7 +119,7 @@ def _block_bytes(each: Any) -> float:
     return float(math.prod(sizes) * np.dtype(each.array_aval.dtype).itemsize)
 
 
-def _moves(each: Any, steps: Steps, tables: Sequence[Table], reasons: dict[str, None]) -> float:
+def _moves(each: Any, steps: Steps, tables: Sequence[ScalarTable], reasons: dict[str, None]) -> float:
     """How often a block moves."""
     jaxpr, count = each.index_map_jaxpr, len(steps.indices[0]) if steps.indices else 1
     changed = np.zeros(max(count - 1, 0), bool)
@@ -179,10 +179,10 @@ def _blocks_along(mapping: Any, dim: int) -> int:
     return most
 
 
-def tables_of(avals: Sequence[Any], known: Sequence[np.ndarray | None]) -> list[Table]:
+def tables_of(avals: Sequence[Any], known: Sequence[np.ndarray | None]) -> list[ScalarTable]:
     """The scalars of a call, as they are known."""
     values: Mapping[int, np.ndarray | None] = dict(enumerate(known))
-    return [Table(tuple(aval.shape), values.get(i)) for i, aval in enumerate(avals)]
+    return [ScalarTable(tuple(aval.shape), values.get(i)) for i, aval in enumerate(avals)]
 
 
 # The work of a `pallas_call`: counted from its body and its blocks, or as the call states it.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from sdy_jax.ir.text.cursor import INTEGER, VALUE, AssemblyError, Cursor, Span
+from sdy_jax.ir.text.cursor import INTEGER, VALUE, AssemblyError, Cursor, TextSpan
 from sdy_jax.ir.text.mesh_dialects import ALIASES, GAP, KINDS, REQUIRED, Attribute, Declaration, Operand, read_list
 from sdy_jax.ir.text.statement import (
     Statement,
     entry_name,
     make_statement,
     need_type,
-    read_attributes,
+    read_dictionary,
     read_function_type,
 )
 
@@ -27,9 +27,9 @@ class Parts:
     """What has been read of a statement."""
 
     op: Declaration
-    groups: dict[str, list[Span]] = field(default_factory=dict)
-    attributes: dict[str, Span] = field(default_factory=dict)
-    types: dict[str, tuple[Span, ...]] = field(default_factory=dict)
+    groups: dict[str, list[TextSpan]] = field(default_factory=dict)
+    attributes: dict[str, TextSpan] = field(default_factory=dict)
+    types: dict[str, tuple[TextSpan, ...]] = field(default_factory=dict)
 
 
 class Unprintable(Exception):
@@ -37,11 +37,11 @@ class Unprintable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PrintedStatement:
     """What is to be printed: a statement with its groups of operands."""
 
     statement: Statement
-    groups: Mapping[str, Sequence[Span]]
+    groups: Mapping[str, Sequence[TextSpan]]
 
     def value(self, attribute: Attribute) -> object:
         """The value of an attribute, its default where it is absent."""
@@ -61,11 +61,11 @@ class Element:
         """Takes it from the text."""
         raise NotImplementedError
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         """Its text."""
         raise NotImplementedError
 
-    def says(self, given: Given) -> bool:
+    def says(self, given: PrintedStatement) -> bool:
         """Whether the statement has something for it that goes not without saying."""
         return False
 
@@ -78,7 +78,7 @@ class Word(Element):
         if not any(cursor.take(spelling) for spelling in _SPELLINGS.get(self.text, (self.text,))):
             cursor.fail(f"expected `{self.text}`")
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         yield self.text
 
 
@@ -91,20 +91,20 @@ class Plain(Element):
     def read(self, cursor: Cursor, parts: Parts) -> None:
         kind, at = KINDS[self.attribute.kind], cursor.next
         text = kind.generic(kind.read(cursor), parts.op.dialect)
-        parts.attributes[self.attribute.name] = Span(text, at)
+        parts.attributes[self.attribute.name] = TextSpan(text, at)
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         value = given.value(self.attribute)
         if value is None or value is REQUIRED:
             raise Unprintable
         yield KINDS[self.attribute.kind].pretty(value)
 
-    def says(self, given: Given) -> bool:
+    def says(self, given: PrintedStatement) -> bool:
         return bool(given.value(self.attribute) != self.attribute.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit(Element):
+class UnitAttribute(Element):
     """A unit attribute: its name, or nothing."""
 
     attribute: Attribute
@@ -112,13 +112,13 @@ class Unit(Element):
     def read(self, cursor: Cursor, parts: Parts) -> None:
         at = cursor.next
         if cursor.take(self.attribute.name):
-            parts.attributes[self.attribute.name] = Span("unit", at)
+            parts.attributes[self.attribute.name] = TextSpan("unit", at)
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         if self.says(given):
             yield self.attribute.name
 
-    def says(self, given: Given) -> bool:
+    def says(self, given: PrintedStatement) -> bool:
         return bool(given.value(self.attribute))
 
 
@@ -130,7 +130,7 @@ class Indices(Element):
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
         at = cursor.next
-        values: list[Span] = []
+        values: list[TextSpan] = []
 
         def entry() -> int:
             value = cursor.match(VALUE)
@@ -141,16 +141,16 @@ class Indices(Element):
             return int(cursor.need(INTEGER, "an integer or a value").text)
 
         entries = read_list(cursor, entry)
-        parts.attributes[self.attribute.name] = Span(KINDS["indices"].generic(entries, parts.op.dialect), at)
+        parts.attributes[self.attribute.name] = TextSpan(KINDS["indices"].generic(entries, parts.op.dialect), at)
         parts.groups[self._group] = values
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         entries, values = given.value(self.attribute), iter(given.groups[self._group])
         if not isinstance(entries, tuple):
             raise Unprintable
         yield f"[{', '.join(next(values, _NOTHING).text if entry == GAP else str(entry) for entry in entries)}]"
 
-    def says(self, given: Given) -> bool:
+    def says(self, given: PrintedStatement) -> bool:
         return bool(given.groups[self._group]) or given.value(self.attribute) != self.attribute.default
 
     @property
@@ -158,11 +158,11 @@ class Indices(Element):
         return self.attribute.dynamic or ""
 
 
-_NOTHING = Span("?", -1)
+_NOTHING = TextSpan("?", -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Values(Element):
+class OperandGroup(Element):
     """A group of operands."""
 
     operand: Operand
@@ -174,11 +174,11 @@ class Values(Element):
             return
         values += _listed(cursor, lambda: cursor.match(VALUE))
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         if values := given.groups[self.operand.name]:
             yield ", ".join(value.text for value in values)
 
-    def says(self, given: Given) -> bool:
+    def says(self, given: PrintedStatement) -> bool:
         return bool(given.groups[self.operand.name])
 
 
@@ -194,12 +194,12 @@ class Optional(Element):
             for element in self.elements:
                 element.read(cursor, parts)
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         if self.says(given):
             for element in self.elements:
                 yield from element.words(given)
 
-    def says(self, given: Given) -> bool:
+    def says(self, given: PrintedStatement) -> bool:
         return any(element.says(given) for element in self.elements)
 
 
@@ -208,9 +208,9 @@ class Rest(Element):
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
         if cursor.peek("{"):
-            read_attributes(cursor, parts.attributes)
+            read_dictionary(cursor, parts.attributes)
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         entries = [
             entry_name(name) if value.text == "unit" else f"{entry_name(name)} = {value.text}"
             for name, value in sorted(given.statement.attributes.items())
@@ -229,7 +229,7 @@ class Type(Element):
     def read(self, cursor: Cursor, parts: Parts) -> None:
         parts.types[self.name] = (need_type(cursor),)
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         types = given.statement.result_types if self.name == "result" else given.statement.operand_types
         yield types[0].text if types else ""
 
@@ -240,7 +240,7 @@ class ResultTypes(Element):
     def read(self, cursor: Cursor, parts: Parts) -> None:
         parts.types["result"] = tuple(_listed(cursor, cursor.type))
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         if given.statement.result_types:
             yield ", ".join(type_.text for type_ in given.statement.result_types)
 
@@ -251,7 +251,7 @@ class FunctionType(Element):
     def read(self, cursor: Cursor, parts: Parts) -> None:
         parts.types["operands"], parts.types["result"] = read_function_type(cursor)
 
-    def words(self, given: Given) -> Iterator[str]:
+    def words(self, given: PrintedStatement) -> Iterator[str]:
         operands, results = (
             ", ".join(type_.text for type_ in types)
             for types in (given.statement.operand_types, given.statement.result_types)
@@ -259,7 +259,7 @@ class FunctionType(Element):
         yield f"({operands}) -> {results}"
 
 
-def _listed(cursor: Cursor, entry: Callable[[], Span | None]) -> Iterator[Span]:
+def _listed(cursor: Cursor, entry: Callable[[], TextSpan | None]) -> Iterator[TextSpan]:
     """Entries between commas, as long as there is one."""
     while found := entry():
         yield found
@@ -295,7 +295,9 @@ def pretty_form(statement: Statement) -> str | None:
         return None
     statement = canonical(statement)
     try:
-        words = [word for element in _elements(statement.op) for word in element.words(Given(statement, groups))]
+        words = [
+            word for element in _elements(statement.op) for word in element.words(PrintedStatement(statement, groups))
+        ]
         text = statement.op.full_name + _joined(words)
         again = read_pretty(statement.op, Cursor(text, len(statement.op.full_name)))
     except (AssemblyError, Unprintable):
@@ -326,21 +328,21 @@ def _joined(words: list[str]) -> str:
     return text
 
 
-def _operand_types(parts: Parts, results: tuple[Span, ...]) -> tuple[Span, ...]:
+def _operand_types(parts: Parts, results: tuple[TextSpan, ...]) -> tuple[TextSpan, ...]:
     """The types of all operands: those that were read, and those that go without saying."""
     if "operands" in parts.types:
         return parts.types["operands"]
-    types: list[Span] = []
+    types: list[TextSpan] = []
     for operand in parts.op.operands:
         for value in parts.groups.get(operand.name, ()):
             types += parts.types.get(operand.name) or _implied(operand, parts.op, results, value)
     return tuple(types)
 
 
-def _implied(operand: Operand, op: Declaration, results: tuple[Span, ...], value: Span) -> tuple[Span, ...]:
+def _implied(operand: Operand, op: Declaration, results: tuple[TextSpan, ...], value: TextSpan) -> tuple[TextSpan, ...]:
     if operand.type == "result":
         return results
-    return (Span(f"!{op.dialect}.sharding" if operand.type == "sharding" else operand.type, value.at),)
+    return (TextSpan(f"!{op.dialect}.sharding" if operand.type == "sharding" else operand.type, value.at),)
 
 
 @cache
@@ -377,7 +379,7 @@ def _named(op: Declaration, name: str) -> Element:
     """The element for an attribute or operand."""
     attribute = next((a for a in op.attributes if a.name == name), None)
     if attribute is None:
-        return Values(next(operand for operand in op.operands if operand.name == name))
+        return OperandGroup(next(operand for operand in op.operands if operand.name == name))
     if attribute.kind == "unit":
-        return Unit(attribute)
+        return UnitAttribute(attribute)
     return Indices(attribute) if attribute.dynamic else Plain(attribute)

@@ -121,7 +121,7 @@ class AssemblyError(ParseError):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A piece of text, and where in the source it stands (or what it was made from stands)."""
 
     text: str
@@ -159,27 +159,27 @@ class Cursor:
         if not self.take(token):
             self.fail(f"expected `{token}`")
 
-    def match(self, pattern: re.Pattern[str]) -> Span | None:
+    def match(self, pattern: re.Pattern[str]) -> TextSpan | None:
         """The next token, if it has a form."""
         start = self.next
         match = pattern.match(self.text, start)
         if match is None:
             return None
         self.at = match.end()
-        return Span(match[0], start)
+        return TextSpan(match[0], start)
 
-    def need(self, pattern: re.Pattern[str], what: str) -> Span:
+    def need(self, pattern: re.Pattern[str], what: str) -> TextSpan:
         return self.match(pattern) or self.fail(f"expected {what}")
 
-    def type(self) -> Span | None:
+    def type(self) -> TextSpan | None:
         """A type, such as `tensor<4x?xf32>` or `!mesh.sharding`; None if none is next."""
         name = self.match(_TYPE)
         if name is None or not self.peek("<"):
             return name
         self.bracket()
-        return Span(self.text[name.at : self.at], name.at)
+        return TextSpan(self.text[name.at : self.at], name.at)
 
-    def bracket(self) -> Span:
+    def bracket(self) -> TextSpan:
         """What is between the next token, which is an opening bracket, and its partner, without the two."""
         start = self.next
         open_: list[str] = []
@@ -192,7 +192,7 @@ class Cursor:
                 self.fail(f"`{token[0]}` without a partner", token.start())
             if not open_:
                 self.at = token.end()
-                return Span(self.text[start + 1 : self.at - 1], start + 1)
+                return TextSpan(self.text[start + 1 : self.at - 1], start + 1)
         self.fail(f"`{self.text[start]}` without a partner", start)
 
     def fail(self, message: str, at: int | None = None) -> NoReturn:

@@ -11,13 +11,12 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, sdy, stablehlo
 from jax.interpreters import mlir
 
-from sdy_jax.base.call_errors import nearest
-from sdy_jax.base.errors import ParseError, SdyError
+from sdy_jax.base.errors import ParseError, SdyError, nearest
 from sdy_jax.ir.attributes import REDUCTION, SAYABLE
 from sdy_jax.ir.shardings import REDUCTION_KINDS
 from sdy_jax.ir.text.cursor import NO_BRACKET, STRING, STRING_OR_COMMENT, AssemblyError, Lines, Position, closing
 from sdy_jax.ir.text.translation import (
-    Source,
+    SourceText,
     name_in,
     of_other_dialect,
     of_unknown_dialects,
@@ -216,7 +215,7 @@ def parse_module(text: str, context: ir.Context, file: str = "-") -> ir.Module:
     for offset, message in fatal_mistakes(text):
         raise _error_in(text, offset, message, file)
     try:
-        source = Source(text, context)
+        source = SourceText(text, context)
     except AssemblyError as error:
         raise _error_in(text, error.offset, error.message, file) from None
     try:
@@ -263,7 +262,7 @@ def _in_own_names(error: RuleError, text: str, file: str) -> str:
     return message
 
 
-def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError:
+def _source_error(error: ir.MLIRError, source: SourceText, file: str) -> SourceError:
     if not error.error_diagnostics:
         return SourceError(str(error), file)
     first, *others = error.error_diagnostics

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.ir.text.cursor import STRING, VALUE, WORD, Cursor, Span
+from sdy_jax.ir.text.cursor import STRING, VALUE, WORD, Cursor, TextSpan
 from sdy_jax.ir.text.mesh_dialects import ALIASES, KINDS, PARSED_NAMES, SEGMENTS, Declaration, read_list
 
 _NAME = re.compile(rf"{WORD.pattern}|{STRING}")
@@ -18,16 +18,16 @@ class Statement:
     """An op without its results' names: operands and types in order, attributes by name in their generic form."""
 
     op: Declaration
-    operands: tuple[Span, ...]
-    attributes: Mapping[str, Span]
-    operand_types: tuple[Span, ...]
-    result_types: tuple[Span, ...]
+    operands: tuple[TextSpan, ...]
+    attributes: Mapping[str, TextSpan]
+    operand_types: tuple[TextSpan, ...]
+    result_types: tuple[TextSpan, ...]
 
     def same_as(self, other: Statement) -> bool:
         """Whether the two say the same, wherever they stand."""
         return _texts(self) == _texts(other)
 
-    def groups(self) -> dict[str, Sequence[Span]] | None:
+    def groups(self) -> dict[str, Sequence[TextSpan]] | None:
         """The operands of each group; None if there are not as many as the op takes."""
         given = self.attributes.get(SEGMENTS)
         return self.op.groups(self.operands, KINDS["segments"].value(given.text, self.op.dialect) if given else None)
@@ -45,18 +45,18 @@ def _texts(statement: Statement) -> tuple[object, ...]:
 
 def make_statement(
     op: Declaration,
-    groups: Mapping[str, Sequence[Span]],
-    attributes: Mapping[str, Span],
-    operand_types: tuple[Span, ...],
-    result_types: tuple[Span, ...],
+    groups: Mapping[str, Sequence[TextSpan]],
+    attributes: Mapping[str, TextSpan],
+    operand_types: tuple[TextSpan, ...],
+    result_types: tuple[TextSpan, ...],
 ) -> Statement:
     """A statement with these groups of operands; says the sizes of the groups where the op needs that."""
     operands = tuple(value for operand in op.operands for value in groups.get(operand.name, ()))
     attributes = dict(attributes)
     if op.segmented:
         sizes = tuple(len(groups.get(operand.name, ())) for operand in op.operands)
-        at = operands[0].at if operands else next(iter(attributes.values()), Span("", 0)).at
-        attributes[SEGMENTS] = Span(KINDS["segments"].generic(sizes, op.dialect), at)
+        at = operands[0].at if operands else next(iter(attributes.values()), TextSpan("", 0)).at
+        attributes[SEGMENTS] = TextSpan(KINDS["segments"].generic(sizes, op.dialect), at)
     return Statement(op, operands, attributes, operand_types, result_types)
 
 
@@ -69,17 +69,17 @@ def read_generic(op: Declaration, cursor: Cursor) -> Statement:
       AssemblyError: it is not the generic form of an op without regions and successors.
     """
     operands = read_list(cursor, lambda: cursor.need(VALUE, "a value"), "()")
-    attributes: dict[str, Span] = {}
+    attributes: dict[str, TextSpan] = {}
     if cursor.take("<"):
-        read_attributes(cursor, attributes)
+        read_dictionary(cursor, attributes)
         cursor.expect(">")
     if cursor.peek("{"):
-        read_attributes(cursor, attributes)
+        read_dictionary(cursor, attributes)
     cursor.expect(":")
     return Statement(op, operands, attributes, *read_function_type(cursor))
 
 
-def read_attributes(cursor: Cursor, into: dict[str, Span]) -> None:
+def read_dictionary(cursor: Cursor, into: dict[str, TextSpan]) -> None:
     """Reads `{name = value, name, ...}`.
 
     Raises:
@@ -96,12 +96,12 @@ def read_attributes(cursor: Cursor, into: dict[str, Span]) -> None:
         key = ALIASES.get(key, key)
         if key in into:
             entries.fail(f"attribute {key} is given twice", name.at)
-        into[key] = _value(entries, end) if entries.take("=") else Span("unit", name.at)
+        into[key] = _value(entries, end) if entries.take("=") else TextSpan("unit", name.at)
         if entries.next < end:
             entries.expect(",")
 
 
-def _value(cursor: Cursor, end: int) -> Span:
+def _value(cursor: Cursor, end: int) -> TextSpan:
     """An attribute's value: all up to the next comma outside of brackets."""
     start = cursor.next
     while (at := cursor.next) < end and not cursor.peek(","):
@@ -111,25 +111,25 @@ def _value(cursor: Cursor, end: int) -> Span:
             cursor.need(_PIECE, "an attribute")
     if at == start:
         cursor.fail("expected an attribute")
-    return Span(cursor.text[start : cursor.at], start)
+    return TextSpan(cursor.text[start : cursor.at], start)
 
 
-def read_function_type(cursor: Cursor) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def read_function_type(cursor: Cursor) -> tuple[tuple[TextSpan, ...], tuple[TextSpan, ...]]:
     """Reads `(types) -> types`."""
     operands = _types_between(cursor)
     cursor.expect("->")
     return operands, _types_between(cursor) if cursor.peek("(") else (need_type(cursor),)
 
 
-def _types_between(cursor: Cursor) -> tuple[Span, ...]:
+def _types_between(cursor: Cursor) -> tuple[TextSpan, ...]:
     return read_list(cursor, lambda: need_type(cursor), "()")
 
 
-def need_type(cursor: Cursor) -> Span:
+def need_type(cursor: Cursor) -> TextSpan:
     return cursor.type() or cursor.fail("expected a type")
 
 
-def generic_form(statement: Statement, properties: bool = False) -> Iterator[Span]:
+def generic_form(statement: Statement, properties: bool = False) -> Iterator[TextSpan]:
     """The pieces of the generic form, after the names of the results. Those that stand nowhere are at -1.
 
     Args:
@@ -151,11 +151,11 @@ def generic_form(statement: Statement, properties: bool = False) -> Iterator[Spa
     yield from _results(statement.result_types)
 
 
-def _made(text: str) -> Span:
-    return Span(text, -1)
+def _made(text: str) -> TextSpan:
+    return TextSpan(text, -1)
 
 
-def _between(pieces: tuple[Span, ...]) -> Iterator[Span]:
+def _between(pieces: tuple[TextSpan, ...]) -> Iterator[TextSpan]:
     """Pieces with commas between them."""
     for number, piece in enumerate(pieces):
         if number:
@@ -163,7 +163,7 @@ def _between(pieces: tuple[Span, ...]) -> Iterator[Span]:
         yield piece
 
 
-def _results(types: tuple[Span, ...]) -> Iterator[Span]:
+def _results(types: tuple[TextSpan, ...]) -> Iterator[TextSpan]:
     if len(types) == 1:
         yield types[0]
         return
@@ -172,10 +172,10 @@ def _results(types: tuple[Span, ...]) -> Iterator[Span]:
     yield _made(")")
 
 
-def _dictionary(open_: str, attributes: Mapping[str, Span], close: str) -> Iterator[Span]:
+def _dictionary(open_: str, attributes: Mapping[str, TextSpan], close: str) -> Iterator[TextSpan]:
     for number, (name, value) in enumerate(attributes.items()):
         yield _made(", " if number else open_)
-        yield Span(entry_name(name), value.at)
+        yield TextSpan(entry_name(name), value.at)
         if value.text != "unit":
             yield _made(" = ")
             yield value

@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.ir.text.assembly import canonical, pretty_form, read_pretty
-from sdy_jax.ir.text.cursor import COMMENT, STRING, AssemblyError, Cursor, Lines, Position, Span
+from sdy_jax.ir.text.cursor import COMMENT, STRING, AssemblyError, Cursor, Lines, Position, TextSpan
 from sdy_jax.ir.text.mesh_dialects import NOUNS, OPS
 from sdy_jax.ir.text.statement import Statement, generic_form, read_generic
 
@@ -65,12 +65,12 @@ def rewrite(text: str) -> Rewritten:
     """
     pieces, kept = [], 0
     for start, end, statement in statements(text):
-        pieces.append(Span(text[kept:start], kept))
-        new = [piece if piece.at >= 0 else Span(piece.text, start) for piece in generic_form(canonical(statement))]
+        pieces.append(TextSpan(text[kept:start], kept))
+        new = [piece if piece.at >= 0 else TextSpan(piece.text, start) for piece in generic_form(canonical(statement))]
         fewer = text.count("\n", start, end) - sum(piece.text.count("\n") for piece in new)
-        pieces += [*new, Span("\n" * fewer, end)]
+        pieces += [*new, TextSpan("\n" * fewer, end)]
         kept = end
-    return _joined(text, [*pieces, Span(text[kept:], kept)])
+    return _joined(text, [*pieces, TextSpan(text[kept:], kept)])
 
 
 def foreign(text: str) -> Iterator[tuple[int, str]]:
@@ -80,7 +80,7 @@ def foreign(text: str) -> Iterator[tuple[int, str]]:
             yield match.start(), match["dialect"]
 
 
-def _joined(text: str, pieces: Sequence[Span]) -> Rewritten:
+def _joined(text: str, pieces: Sequence[TextSpan]) -> Rewritten:
     starts, origins, length = [], [], 0
     for piece in pieces:
         starts.append(length)
@@ -159,13 +159,13 @@ _VALUE = re.compile(r"%[\w.$-]+")
 def parsed_position(location: str, file: str = "-") -> Position | None:
     """The position of an MLIR location in `file`, by default the parsed text; None in other files or without a line."""
     match = _POSITION.match(location)
-    if match is None or match[1] != quoted(file):
+    if match is None or match[1] != quoted_file(file):
         return None
     return Position(int(match[2]), int(match[3])) if int(match[2]) else None
 
 
 @cache
-def quoted(file: str) -> str:
+def quoted_file(file: str) -> str:
     """A file's name as MLIR writes it in locations."""
     return str(ir.Location.file(file, 1, 1, ir.Context())).removeprefix("loc(").removesuffix(":1:1)")
 
@@ -189,7 +189,7 @@ def name_in(text: str, position: Position, result: int | None) -> str | None:
     return None
 
 
-class Source:
+class SourceText:
     """A text that may have mesh and shard ops. `parsed` is the text for jaxlib.
 
     Raises:

@@ -19,12 +19,12 @@ from sdy_jax.mesh_dialects.python.grids import (
     AxisNames,
     Device,
     axis_numbers,
+    call_grid,
     coordinates,
     dimension,
     integer,
     listed,
     mesh_terms,
-    on_devices,
 )
 from sdy_jax.mesh_dialects.semantics import collectives
 
@@ -63,7 +63,7 @@ def send_recv(
 
     Source: the mesh dialect reference, `mesh.send` and `mesh.recv`.
     """
-    here, axes = on_devices("send_recv", grid, grid_axes)
+    here, axes = call_grid("send_recv", grid, grid_axes)
     sender = None if source is None else coordinates(source, "shard.send_recv: source")
     return collectives.send_recv(
         here, jnp.asarray(x), axes, sender, coordinates(destination, "shard.send_recv: destination")
@@ -106,7 +106,7 @@ def shift(
 
     Source: the mesh dialect reference, `mesh.shift`.
     """
-    here, axes = on_devices("shift", grid, shift_axis if grid_axes is None else grid_axes)
+    here, axes = call_grid("shift", grid, shift_axis if grid_axes is None else grid_axes)
     (along,) = axis_numbers("shard.shift", here, shift_axis, "shift_axis")
     return collectives.shift(here, jnp.asarray(x), axes, along, offset, rotate)
 
@@ -141,7 +141,7 @@ def update_halo(
 
     Source: the mesh dialect reference, `mesh.update_halo`.
     """
-    here, _ = on_devices("update_halo", grid, [name for names in split_axes for name in listed(names)])
+    here, _ = call_grid("update_halo", grid, [name for names in split_axes for name in listed(names)])
     lists = [axis_numbers("shard.update_halo", here, names, "split_axes") for names in split_axes]
     sizes = tuple(
         size if isinstance(size, jax.Array) else integer(size, "shard.update_halo: a halo size") for size in halo_sizes
@@ -156,7 +156,7 @@ def in_groups(
     op: Callable[..., jax.Array], x: Any, grid: AnyMesh | None, grid_axes: AxisNames, *parameters: Any
 ) -> jax.Array:
     """An op of the semantics among the devices that a call means."""
-    here, axes = on_devices(op.__name__, grid, grid_axes)
+    here, axes = call_grid(op.__name__, grid, grid_axes)
     return op(here, jnp.asarray(x), axes, *parameters)
 
 

@@ -17,8 +17,7 @@ from sdy_jax.base.errors import ShardingError
 from sdy_jax.base.jax_calls import api_boundary, explaining_misfits
 from sdy_jax.ir.jax_shardings import AnyMesh, mesh_from_jax
 from sdy_jax.mesh_dialects.semantics import shards
-from sdy_jax.mesh_dialects.semantics.checks import AxisIndices
-from sdy_jax.mesh_dialects.semantics.grid import Coordinate, Grid, Index
+from sdy_jax.mesh_dialects.semantics.grid import AxisIndices, Coordinate, Grid, Index
 from sdy_jax.runtime.meshes import RefinedMesh
 
 # Which grid a call means, and which of its axes and devices: what users write, as the semantics take it.
@@ -104,7 +103,7 @@ def _grid_on(mesh: AnyMesh) -> Grid:
     return Grid.of(RefinedMesh.of(mesh_from_jax(mesh)), by_name=True)
 
 
-def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, tuple[int, ...]]:
+def call_grid(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, tuple[int, ...]]:
     """The grid of a call that devices make, and the axes that it lists.
 
     Raises:
@@ -121,7 +120,7 @@ def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, t
 
 def on_every_axis(op: str, mesh: AnyMesh | None) -> tuple[Grid, tuple[int, ...]]:
     """The grid of a call that devices make, and all its axes; raises as `on_devices`."""
-    return on_devices(op, mesh, range(grid_of(mesh).rank))
+    return call_grid(op, mesh, range(grid_of(mesh).rank))
 
 
 def _check_manual(op: str, grid: Grid, axes: AxisIndices) -> None:
@@ -217,7 +216,7 @@ def process_multi_index(axes: AxisNames = (), *, grid: AnyMesh | None = None) ->
     """
     given = listed(axes)
     here, numbers = (
-        on_devices("process_multi_index", grid, given) if given else on_every_axis("process_multi_index", grid)
+        call_grid("process_multi_index", grid, given) if given else on_every_axis("process_multi_index", grid)
     )
     return shards.process_multi_index(here, numbers)
 

@@ -24,11 +24,11 @@ from sdy_jax.mesh_dialects.python.grids import (
     AxisNames,
     Device,
     axis_numbers,
+    call_grid,
     coordinates,
     grid_of,
     listed,
     mesh_terms,
-    on_devices,
 )
 from sdy_jax.mesh_dialects.semantics import shards
 from sdy_jax.mesh_dialects.semantics.grid import Grid
@@ -364,7 +364,7 @@ def reshard(x: Any, source: Sharding, target: Sharding, *, shape: Sequence[int] 
     """
     if source.grid is not None and target.grid is not None and grid_of(source.grid) != grid_of(target.grid):
         raise ShardingError("shard.reshard: source and target are on two grids; one reshard stays on one")
-    here, _ = on_devices("reshard", source.grid or target.grid, _used(source) + _used(target))
+    here, _ = call_grid("reshard", source.grid or target.grid, _used(source) + _used(target))
     return shards.reshard(here, jnp.asarray(x), source.layout(here), target.layout(here), shape)
 
 
@@ -416,4 +416,4 @@ def to_global(y: Any, sharding: Sharding, *, shape: Sequence[int] | None = None)
     grid, stack = grid_for(sharding, None), np.asarray(y)
     layout = sharding.layout(grid)
     whole = even_shape(layout, grid, stack.shape[1:]) if shape is None else tuple(shape)
-    return shards.joined(stack, layout, grid, whole)
+    return shards.whole_tensor(stack, layout, grid, whole)

@@ -16,18 +16,16 @@ from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, axes_size
 from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.ops.re_emission import mlir_name
-from sdy_jax.mesh_dialects.semantics.checks import (
+from sdy_jax.mesh_dialects.semantics.grid import (
     AxisIndices,
+    Coordinate,
+    Grid,
     check_axes,
     check_device,
+    check_dimension_of,
     check_element,
     check_halos,
     check_shift_axis,
-)
-from sdy_jax.mesh_dialects.semantics.grid import (
-    Coordinate,
-    Grid,
-    check_dimension,
     group_device,
     only_on,
     op,
@@ -79,7 +77,7 @@ def reduce_scatter(
 ) -> jax.Array:
     """The device's piece, along `scatter_axis`, of the reduction of the group's inputs: `n -> n/g`."""
     check_axes(grid, axes)
-    check_dimension(x, scatter_axis, "scatter_axis")
+    check_dimension_of(x, scatter_axis, "scatter_axis")
     piece_size(grid, x, scatter_axis, axes)
     return combined_pieces(grid, x, movement.along(x, scatter_axis, grid.refs(axes)), reduction, dtype)
 
@@ -168,7 +166,7 @@ def _extreme_jvp(
 def all_gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int) -> jax.Array:
     """The inputs of the group joined along `gather_axis`: `n -> n*g`."""
     check_axes(grid, axes)
-    check_dimension(x, gather_axis, "gather_axis")
+    check_dimension_of(x, gather_axis, "gather_axis")
     return movement.all_gather(x, movement.along(x, gather_axis, grid.refs(axes)), grid.mesh)
 
 
@@ -176,7 +174,7 @@ def all_gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int) ->
 def all_slice(grid: Grid, x: jax.Array, axes: AxisIndices, slice_axis: int) -> jax.Array:
     """The device's piece of its own input along `slice_axis`: `n -> n/g`. Nothing is sent."""
     check_axes(grid, axes)
-    check_dimension(x, slice_axis, "slice_axis")
+    check_dimension_of(x, slice_axis, "slice_axis")
     piece_size(grid, x, slice_axis, axes)
     return movement.all_slice(x, movement.along(x, slice_axis, grid.refs(axes)), grid.mesh)
 
@@ -185,8 +183,8 @@ def all_slice(grid: Grid, x: jax.Array, axes: AxisIndices, slice_axis: int) -> j
 def all_to_all(grid: Grid, x: jax.Array, axes: AxisIndices, split_axis: int, concat_axis: int) -> jax.Array:
     """Piece j along `split_axis` of device i becomes piece i along `concat_axis` of device j."""
     check_axes(grid, axes)
-    check_dimension(x, split_axis, "split_axis")
-    check_dimension(x, concat_axis, "concat_axis")
+    check_dimension_of(x, split_axis, "split_axis")
+    check_dimension_of(x, concat_axis, "concat_axis")
     piece_size(grid, x, split_axis, axes)
     if not axes:
         return x
@@ -208,7 +206,7 @@ def broadcast(grid: Grid, x: jax.Array, axes: AxisIndices, root: Sequence[Coordi
 def gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int, root: Sequence[Coordinate]) -> jax.Array:
     """On the root, the inputs of the group joined along `gather_axis`; zeros elsewhere."""
     check_axes(grid, axes)
-    check_dimension(x, gather_axis, "gather_axis")
+    check_dimension_of(x, gather_axis, "gather_axis")
     check_device(grid, axes, root, "root")
     joined = movement.all_gather(x, movement.along(x, gather_axis, grid.refs(axes)), grid.mesh)
     return only_on(grid, axes, root, joined)
@@ -221,7 +219,7 @@ def scatter(grid: Grid, x: jax.Array, axes: AxisIndices, scatter_axis: int, root
     All devices send pieces and keep the root's, which moves 1/g of what a broadcast would.
     """
     check_axes(grid, axes)
-    check_dimension(x, scatter_axis, "scatter_axis")
+    check_dimension_of(x, scatter_axis, "scatter_axis")
     check_device(grid, axes, root, "root")
     piece = piece_size(grid, x, scatter_axis, axes)
     if not axes:

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from sdy_jax.base.errors import ShardingError
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.mesh_dialects.semantics.checks import DeviceAxes, check_axis_range, check_halo_sizes
 from sdy_jax.mesh_dialects.semantics.collectives import KINDS, Halo, check_kind, paired
-from sdy_jax.mesh_dialects.semantics.grid import Grid
+from sdy_jax.mesh_dialects.semantics.grid import DeviceAxes, Grid, check_axis_range, check_halo_sizes
 
 # The layout of a tensor on a grid: the blocks of devices, their lengths and halos, and unreduced axes.
 #

@@ -18,20 +18,18 @@ from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, packing, reductions
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlanner
-from sdy_jax.mesh_dialects.semantics.checks import (
-    AxisIndices,
-    DeviceAxes,
-    check_axes,
-    check_neighbors,
-    check_whole_device,
-)
 from sdy_jax.mesh_dialects.semantics.collectives import combined, combined_pieces, exchanged
 from sdy_jax.mesh_dialects.semantics.grid import (
     NUMBERS,
     Arithmetic,
+    AxisIndices,
     Coordinate,
+    DeviceAxes,
     Grid,
     Index,
+    check_axes,
+    check_neighbors,
+    check_whole_device,
     coordinates_in_group,
     op,
     position,
@@ -157,7 +155,7 @@ def _even(size: Any, count: int | None, block: Any, arithmetic: Arithmetic) -> A
 COUNTING = {"sum": "sum", "product": "product", "bitwise_xor": "xor"}
 
 
-def cut(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
+def device_part(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
     """The device's part of a dimension of a tensor, with its halo."""
     if not dimension.axes:
         return x
@@ -214,7 +212,7 @@ _COMBINE: dict[str, Any] = {
 }
 
 
-def joined(buffers: np.ndarray, layout: Layout, grid: Grid, shape: Sequence[int]) -> np.ndarray:
+def whole_tensor(buffers: np.ndarray, layout: Layout, grid: Grid, shape: Sequence[int]) -> np.ndarray:
     """The tensor of global `shape` of which all devices' buffers are given; partial sums are combined.
 
     Devices that hold copies of a block must agree; the first one's is taken.
@@ -339,7 +337,7 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeStep:
     """A collective of SDY on even blocks, and what it starts from."""
 
     before: TensorSharding
@@ -370,7 +368,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutStep:
     """Keep a block of a joined dimension."""
 
     dim: int
@@ -380,7 +378,7 @@ class Cut:
         return f"cut dimension {self.dim}"
 
     def run(self, grid: Grid, x: jax.Array) -> jax.Array:
-        return cut(grid, x, self.dim, self.after)
+        return device_part(grid, x, self.dim, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +414,7 @@ def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> li
             current = tuple(axes + average.axes if dim == average.dim else axes for dim, axes in enumerate(current))
     padded = [d.size if dim in rejoined else d.core * len(d.lengths) for dim, d in enumerate(before)]
     steps += _exchanges(_sharding(current, source, grid), _sharding(wanted, target, grid), grid.mesh.mesh, padded)
-    steps += [Cut(dim, replace(after[dim], halo=(0, 0))) for dim in rejoined if after[dim].axes]
+    steps += [CutStep(dim, replace(after[dim], halo=(0, 0))) for dim in rejoined if after[dim].axes]
     if target.halos:
         steps.append(HalosOn(after))
     return steps
@@ -457,4 +455,4 @@ def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
     steps = ReshardPlanner(mesh, whole_axes=True, strips=False).plan(tuple(shape), 1, source, target).steps
     starts = [source, *(step.result for step in steps)]
-    return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]
+    return [ExchangeStep(before, step) for before, step in zip(starts, steps, strict=False)]

@@ -14,7 +14,7 @@ from typing import overload
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.base.errors import SdyError
+from sdy_jax.base.errors import SdyError, some_of
 from sdy_jax.ir.attributes import itemsize, sharding_to_attribute
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_text, from_partition_spec, on_whole_axes, to_partition_spec, type_text
@@ -30,6 +30,7 @@ from sdy_jax.plan.border import BoundaryValue
 from sdy_jax.plan.explanations.layout_reasons import RESULTS
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.record.differences import folded
 from sdy_jax.plan.usual_layouts import carried
 
 # Changes of a traced program that stand for the change of one line of the user's code.
@@ -174,7 +175,7 @@ class _Border:
         mesh, after = self._plan.program.mesh, stated(better, self._traced)
         is_even = not any(n % count for n, count in zip(value.shape, after.shard_counts(mesh), strict=True))
         if is_even and not after.same_layout_as(now) and _shards(after, mesh) >= _shards(now, mesh):
-            key = re.sub(r"\d+", "*", path) if re.search(r"\[\d+\]", path) else path
+            key = folded(path) if re.search(r"\[\d+\]", path) else path
             found.setdefault((key, spec_text(now), spec_text(after)), []).append((leaf, after))
 
     def _taken(self, argument: Value) -> TensorSharding | None:
@@ -233,7 +234,7 @@ def statement_changes(plan: Plan) -> Iterator[Change]:
     lines = {note.source: 0.0 for note in plan.dear_constraints if note.op != RESULTS}
     lines |= dict.fromkeys(_gathered_for_nothing(plan), 0.0)
     if plan.layouts is None:
-        lines |= _lines_with_constraints(plan)
+        lines |= {source_line(op.location): 0.0 for op in constraints_in(plan.traced.module)}
     for line in sorted(lines, key=lambda line: -_sent_on(plan, line))[:_MOST_CONSTRAINTS]:
         if said := _said_on(plan, line):
             made = partial(without_constraints, plan.traced, line)
@@ -244,10 +245,6 @@ def statement_changes(plan: Plan) -> Iterator[Change]:
         yield Change("option", plan.source, text, lambda: plan.traced, policy)
     if plan.policy.layouts != "global":
         yield from _missing(plan)
-
-
-def _lines_with_constraints(plan: Plan) -> dict[str, float]:
-    return {source_line(op.location): 0.0 for op in constraints_in(plan.traced.module)}
 
 
 def _sent_on(plan: Plan, line: str) -> float:
@@ -388,11 +385,9 @@ def size_changes(plan: Plan) -> Iterator[Change]:
         return
     for size, (shards, paths) in _uneven(plan).items():
         larger = math.ceil(size / shards) * shards
-        text = f"{larger} instead of {size} in {', '.join(f'`{path}`' for path in paths[:2])}"
-        more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
-        yield Change(
-            "size", plan.source, f"a multiple of {shards}: {text}{more}", partial(_resized, plan, size, larger)
-        )
+        where = some_of([f"`{path}`" for path in paths], 2)
+        text = f"a multiple of {shards}: {larger} instead of {size} in {where}"
+        yield Change("size", plan.source, text, partial(_resized, plan, size, larger))
 
 
 def _resized(plan: Plan, size: int, larger: int) -> Program:

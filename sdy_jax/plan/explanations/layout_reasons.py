@@ -123,7 +123,7 @@ _LARGEST = 3
 """Parts of a price that are named. Chosen: for a reader."""
 
 
-class Prices:
+class ChoicePrices:
     """Compares choices for one program.
 
     Args:
@@ -214,7 +214,7 @@ class StatedCosts:
         saved_already: how much less the program sends than in the model.
     """
 
-    def __init__(self, seen: Reconsidered, prices: Prices, saved_already: float):
+    def __init__(self, seen: Reconsidered, prices: ChoicePrices, saved_already: float):
         self._seen, self._prices = seen, prices
         self._least = _DEAR * seen.model.cost(seen.chosen) + max(0.0, saved_already)
 
@@ -267,7 +267,7 @@ _WORTH_REPEATING = 0.01
 change."""
 
 
-def saved_by_repeating(seen: Reconsidered, capped: Certificate, free: Reconsidered, prices: Prices) -> str:
+def saved_by_repeating(seen: Reconsidered, capped: Certificate, free: Reconsidered, prices: ChoicePrices) -> str:
     """What products and convolutions would save if they might do more work than op by op; empty where that is little,
     or nothing.
 
@@ -290,7 +290,7 @@ def saved_by_repeating(seen: Reconsidered, capped: Certificate, free: Reconsider
     return _lifted("no product or convolution does more work", compared(free.model, best.choice, kept), prices)
 
 
-def _in_all(seen: Reconsidered, capped: Certificate, prices: Prices) -> str:
+def _in_all(seen: Reconsidered, capped: Certificate, prices: ChoicePrices) -> str:
     """As `saved_by_repeating`, where products and convolutions would repeat nothing, but other ops too much in all."""
     model, chosen, best = seen.model, seen.chosen, capped.choice
     is_too_much = model.operations(best) > seen.program.most_operations
@@ -299,7 +299,7 @@ def _in_all(seen: Reconsidered, capped: Certificate, prices: Prices) -> str:
     return _lifted("the program does no more work in all", compared(model, best, chosen), prices)
 
 
-def _lifted(capped: str, changes: Iterable[Term], prices: Prices) -> str:
+def _lifted(capped: str, changes: Iterable[Term], prices: ChoicePrices) -> str:
     saved, paid = prices.total(changes)
     return (
         f"{capped} than op by op; with CostModel(repeat_work=True) the program would send {prices.sent(saved)} less "
@@ -347,9 +347,9 @@ class LayoutReasons:
         self, propagated: ir.Operation, traced: Program, source: str, choice: LayoutChoice, planned: PlannedWith
     ):
         self._given = propagated, traced, source, planned
-        self._mesh_name, self._mesh = traced.mesh_name, traced.mesh
+        self._mesh_name = traced.mesh_name
         self._choice, self.seen = choice, self._modelled(planned.costs, choice.chosen)
-        self._prices = Prices(self.seen, PartitionReport(input_names(traced)))
+        self._prices = ChoicePrices(self.seen, PartitionReport(input_names(traced)))
         self._priced: dict[int, tuple[LayoutPrice, LayoutPrice]] = {}
 
     def _modelled(self, costs: CostModel, chosen: Sequence[int]) -> Reconsidered:

@@ -65,13 +65,13 @@ class DerivedTypes:
         """The operand from which the result that is a value id has an axis; None if none has it."""
         where = self._engine.value_ids.values[value_id]
         if isinstance(where, FunctionResult):
-            return self._returned(where, value_id, dim, axis) if is_derived_result(where) else None
+            return self._returned(value_id, dim, axis) if is_derived_result(where) else None
         op = None if where is None else where.defining_op
         if op is None or op not in self._entries or not self.is_derived(op):
             return None
         return next(self._holders(op, value_id, dim, axis), None)
 
-    def _returned(self, result: FunctionResult, value_id: int, dim: int, axis: AxisRef) -> Derivation | None:
+    def _returned(self, value_id: int, dim: int, axis: AxisRef) -> Derivation | None:
         """A result has the type of what is returned."""
         entry = next(e for e in self._engine.result_entries if e.value_ids[-1] == value_id)
         held = axis_at(self._engine.given(entry.value_ids[0]), dim, axis)

@@ -29,7 +29,7 @@ from sdy_jax.plan.record.program import RecordedCollective, RecordedTensor
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.shardy.propagation import propagate
 from sdy_jax.shardy.propagation.engine import Engine, Event, RecordedStep
-from sdy_jax.shardy.propagation.explanations import Blockers, Cause, History
+from sdy_jax.shardy.propagation.explanations import AxisOrigin, Blockers, History
 from sdy_jax.shardy.rules import Compat, RuleBook
 
 # The answer of `plan.why`: chains of links, from the axis of a value back to its annotation.
@@ -252,7 +252,7 @@ class Explanation:
     def _size(self, axis: AxisRef) -> int:
         return axis.sub_axis.size if axis.sub_axis else self._sizes[axis.name]
 
-    def _link(self, cause: Cause) -> Link:
+    def _link(self, cause: AxisOrigin) -> Link:
         step, naming = cause.write.step, self.naming
         value_id, dim = cause.value_id, cause.dim
         value, type_ = naming.describe(value_id), naming.type_of(value_id)
@@ -264,7 +264,7 @@ class Explanation:
         place = (step.op.name, site.line, site.function) if site else (step.op.name, "", "")
         return Link("propagation", axis_name(cause.axis), dim, value, type_, text, *place, step.level, step.priority)
 
-    def _spread_text(self, cause: Cause, value: str, type_: str) -> str:
+    def _spread_text(self, cause: AxisOrigin, value: str, type_: str) -> str:
         """`operand 1 of dot_general at model.py:34 in f: params['w'], dim 1 of f32[8,4]; to its result (...)`."""
         step, naming = cause.write.step, self.naming
         spread, op, source = cause.spread, cause.write.step.op, cause.source

@@ -16,7 +16,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.jax_shardings import axis_name, bytes_text, flops_text
 from sdy_jax.ir.meshes import AxisRef, contains
 from sdy_jax.ir.operations import manual_axes
-from sdy_jax.ir.parsers import parse_axis
+from sdy_jax.ir.parsers import parse_axis, parse_axis_name
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.plan.explanations.naming import Named, Naming
 from sdy_jax.plan.explanations.origins import Annotations, spec_text
@@ -200,7 +200,7 @@ class Obstacles:
         if plain in self._sizes:
             return AxisRef(plain)
         try:
-            axis = parse_axis(plain if plain.startswith('"') else _quoted_name(plain))
+            axis = parse_axis(plain) if plain.startswith('"') else parse_axis_name(plain)
         except ParseError:
             axis = AxisRef(plain)
         if axis.name not in self._sizes:
@@ -364,9 +364,3 @@ def _dim_with(sharding: TensorSharding | None, axis: AxisRef) -> int | None:
     if sharding is None:
         return None
     return next((dim for dim in range(len(sharding.dimensions)) if axis_at(sharding, dim, axis)), None)
-
-
-def _quoted_name(text: str) -> str:
-    """`model:(1)2` as `"model":(1)2`."""
-    name, colon, rest = text.partition(":")
-    return f'"{name}"{colon}{rest}'

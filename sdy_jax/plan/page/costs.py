@@ -4,12 +4,13 @@ computes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sdy_jax.base.errors import some_of
 from sdy_jax.ir.jax_shardings import amount_text, bytes_text, count_text, flops_text, seconds_text
 from sdy_jax.plan.page.text import Section, share_text
+from sdy_jax.plan.record.differences import folded
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord
 from sdy_jax.plan.record.recorded_plan import RecordedTime
@@ -26,7 +27,7 @@ Chosen: for a page of `LINES`."""
 
 
 @dataclass
-class Group:
+class CollectiveLine:
     """Collectives in one line of the page."""
 
     members: list[RecordedCollective] = field(default_factory=list)
@@ -65,17 +66,19 @@ def collective_section(record: PlanRecord) -> Section:
     return Section(f"collectives (bytes per device{merged})", rows, {2, 3}, 2.0, left_out)
 
 
-def grouped(collectives: Iterable[RecordedCollective], key: Callable[[RecordedCollective], object]) -> list[Group]:
+def grouped(
+    collectives: Iterable[RecordedCollective], key: Callable[[RecordedCollective], object]
+) -> list[CollectiveLine]:
     """The groups of collectives with one key, those that send most first."""
-    groups: dict[object, Group] = {}
+    groups: dict[object, CollectiveLine] = {}
     for each in collectives:
-        groups.setdefault(key(each), Group()).members.append(each)
+        groups.setdefault(key(each), CollectiveLine()).members.append(each)
     return sorted(groups.values(), key=lambda group: -group.bytes)
 
 
 def _alike(each: RecordedCollective) -> object:
     """What tells collectives apart in a short plan: everything but layers that are alike, and their names."""
-    where = each.place.lines, each.cause, _folded(each.place.scope)
+    where = each.place.lines, each.cause, folded(each.place.scope)
     how = each.times, each.times_known, each.counted, each.origin, each.again, each.is_ahead, bool(each.hidden)
     return each.kind, each.detail, each.type, each.wire_bytes, where, how, each.bucket
 
@@ -89,32 +92,29 @@ def _names(each: RecordedCollective) -> tuple[str, ...]:
     return tuple(sorted({axis.partition(":")[0] for axis in each.axes}))
 
 
-def _folded(scope: str) -> str:
-    """A name scope without numbers of layers: `Block_*/attention`."""
-    return re.sub(r"\d+", "*", scope)
-
-
 def said(each: RecordedCollective) -> str:
     """`all_gather [{"x"}, {}]`."""
     return f"{each.kind} {each.detail}".rstrip()
 
 
-def _fine(group: Group, whole: float, unit: str) -> list[tuple[str, ...]]:
+def _fine(group: CollectiveLine, whole: float, unit: str) -> list[tuple[str, ...]]:
     first = group.first
     if not first.members:
         return [_row(group, first, whole, unit)]
     bucket = f"{len(first.members)} of {first.dtype}"
     head = (f"{said(first)} bucket {first.bucket}", bucket, *_sent(group, whole), "", "")
-    return [head, *(_row(Group([each]), each, 0.0, unit, "  ") for each in first.members)]
+    return [head, *(_row(CollectiveLine([each]), each, 0.0, unit, "  ") for each in first.members)]
 
 
-def _row(group: Group, first: RecordedCollective, whole: float, unit: str, indent: str = "") -> tuple[str, ...]:
-    scope = _folded(first.place.scope) if len(group.members) > 1 else first.place.scope
+def _row(
+    group: CollectiveLine, first: RecordedCollective, whole: float, unit: str, indent: str = ""
+) -> tuple[str, ...]:
+    scope = folded(first.place.scope) if len(group.members) > 1 else first.place.scope
     cause = cause_of(first, unit) + (f" in {scope}" if scope else "")
     return (f"{indent}{said(first)}", first.type, *_sent(group, whole), first.place.lines, cause)
 
 
-def _sent(group: Group, whole: float) -> tuple[str, str, str]:
+def _sent(group: CollectiveLine, whole: float) -> tuple[str, str, str]:
     """Bytes of all executions, their share of the whole, and how many executions of how many bytes they are."""
     first, count = group.first, len(group.members)
     sent = bytes_text(sum(each.total_wire_bytes for each in group.members))
@@ -146,7 +146,7 @@ def cause_of(each: RecordedCollective, unit: str) -> str:
     return "the user's" if is_written else f"for {each.cause}{again}"
 
 
-def _coarse(group: Group, whole: float) -> tuple[str, ...]:
+def _coarse(group: CollectiveLine, whole: float) -> tuple[str, ...]:
     first = group.first
     types = list(dict.fromkeys(each.type for each in group.members))
     sent, share, _ = _sent(group, whole)
@@ -169,14 +169,13 @@ def _executions(members: Sequence[RecordedCollective]) -> str:
 
 def _causes(members: Sequence[RecordedCollective]) -> str:
     causes = list(dict.fromkeys(each.cause for each in members))
-    scopes = list(dict.fromkeys(s for each in members if (s := _folded(each.place.scope)) and "->" not in s))
+    scopes = list(dict.fromkeys(s for each in members if (s := folded(each.place.scope)) and "->" not in s))
     where = f" in {scopes[0]}" if len(scopes) == 1 else ""
-    more = f" and {len(causes) - 2} more" if len(causes) > 2 else ""
     backward = [each for each in members if each.place.backward]
     when = " (backward)" if len(backward) == len(members) else ""
     if members[0].origin == "user" and all(cause.startswith(("sdy.", "stablehlo.")) for cause in causes):
         return f"the user's{where}"
-    return f"for {', '.join(cause.removeprefix('stablehlo.') for cause in causes[:2])}{more}{when}{where}"
+    return f"for {some_of([cause.removeprefix('stablehlo.') for cause in causes], 2)}{when}{where}"
 
 
 # The kernels of a program: what they compute, what they move, and how long that takes.

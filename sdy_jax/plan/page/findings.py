@@ -240,13 +240,9 @@ def notes_section(record: PlanRecord) -> Section:
     counts: dict[str, list[RecordedNote]] = {}
     for note in dict.fromkeys((*record.notes, *record.dear)):
         counts.setdefault(_without_numbers(str(note)), []).append(note)
-    rows = [(_one_line(each[0]) + count_text(len(each)),) for each in counts.values()]
+    rows = [(" ".join(str(each[0]).split("\n")) + count_text(len(each)),) for each in counts.values()]
     rows += [(record.layouts.repeating,)] if record.layouts is not None and record.layouts.repeating else []
     return Section("notes", rows) if rows else _NONE
-
-
-def _one_line(note: RecordedNote) -> str:
-    return " ".join(str(note).split("\n"))
 
 
 def _without_numbers(text: str) -> str:

@@ -20,7 +20,6 @@ from sdy_jax.plan.page.findings import held_reason, host_columns, layout_choice
 from sdy_jax.plan.record.differences import CollectiveChange, PlanDiff
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import (
-    RecordedAnnotation,
     RecordedBorder,
     RecordedBuffer,
     RecordedCollective,
@@ -32,7 +31,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_plan import RecordedNote, RecordedReason, RecordedRecomputed
+from sdy_jax.plan.record.recorded_plan import RecordedReason, RecordedRecomputed
 from sdy_jax.plan.record.timeline import (
     RecordedExecution,
     RecordedLane,
@@ -98,8 +97,8 @@ class _Columns:
             "arguments": self._border(record.arguments),
             "closed": self._border(record.closed_over),
             "results": self._border(record.results),
-            "annotations": [self._annotation(each) for each in record.annotations],
-            "notes": [_note(each) for each in (*record.dear, *record.notes)],
+            "annotations": [[each.kind, each.text, each.type, self._place(each.place)] for each in record.annotations],
+            "notes": [[each.op, each.line, each.message, each.scope] for each in (*record.dear, *record.notes)],
             "host": list(map(host_columns, record.host)),
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
             "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
@@ -227,9 +226,6 @@ class _Columns:
     def _border(self, values: Sequence[RecordedBorder]) -> list[list[Any]]:
         return [[v.path, self._tensor(v.tensor), v.origin, v.stated, v.line, v.move] for v in values]
 
-    def _annotation(self, each: RecordedAnnotation) -> list[Any]:
-        return [each.kind, each.text, each.type, self._place(each.place)]
-
     def _reason(self, each: RecordedReason) -> list[Any]:
         values = [[self._strings(mark.line), self._strings(mark.what)] for mark in each.values]
         return [values, each.saves, each.costs, each.times]
@@ -262,10 +258,6 @@ def _transfers(found: Transfers) -> list[float]:
 
 def _or_none(numbers: Iterable[int | None]) -> list[int]:
     return [-1 if number is None else number for number in numbers]
-
-
-def _note(note: RecordedNote) -> list[str]:
-    return [note.op, note.line, note.message, note.scope]
 
 
 def _lane(lane: RecordedLane) -> str:

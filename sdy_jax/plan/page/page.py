@@ -21,7 +21,7 @@ from sdy_jax.plan.page.findings import (
     recomputed_section,
     repeated_section,
 )
-from sdy_jax.plan.page.text import Section, fitted, shortened
+from sdy_jax.plan.page.text import Section, fit_in_lines, shortened
 from sdy_jax.plan.record.program import RecordedBorder
 from sdy_jax.plan.record.record import PlanRecord
 
@@ -51,11 +51,11 @@ class FoldedValue:
 
 
 @dataclass(eq=False)
-class Node:
+class PathNode:
     """A place in the tree of paths: its own path, what is below, and the value if it is a leaf."""
 
     path: str
-    children: dict[str, Node] = field(default_factory=dict)
+    children: dict[str, PathNode] = field(default_factory=dict)
     value: RecordedBorder | None = None
     shape: Shape = ()
 
@@ -71,11 +71,11 @@ class Folding:
     """Folds values; trees of later ones that are as earlier ones are said to be so."""
 
     def __init__(self) -> None:
-        self._first: dict[Shape, Node] = {}
+        self._first: dict[Shape, PathNode] = {}
 
     def folded(self, values: Sequence[RecordedBorder]) -> list[FoldedValue]:
         """The values in few lines, in their order."""
-        root = Node("")
+        root = PathNode("")
         for value in values:
             _add(root, value)
         for child in root.children.values():
@@ -83,7 +83,7 @@ class Folding:
         self._find_first(root)
         return [row for child in root.children.values() for row in self._rows(child, child.path, 1)]
 
-    def _find_first(self, root: Node) -> None:
+    def _find_first(self, root: PathNode) -> None:
         """The tree of each shape that is printed in full: the one nearest to the top, of several parameters."""
         level = list(root.children.values())
         while level:
@@ -92,7 +92,7 @@ class Folding:
                     self._first.setdefault(node.shape, node)
             level = [child for node in level for child in node.children.values()]
 
-    def _rows(self, node: Node, shown: str, times: int) -> Iterator[FoldedValue]:
+    def _rows(self, node: PathNode, shown: str, times: int) -> Iterator[FoldedValue]:
         leaves = list(node.leaves)
         first = self._first.get(node.shape)
         if first is not None and first is not node:
@@ -109,23 +109,23 @@ class Folding:
                 yield from self._rows(child, shown + _joined(tokens), times * len(tokens))
 
 
-def _add(root: Node, value: RecordedBorder) -> None:
+def _add(root: PathNode, value: RecordedBorder) -> None:
     node, tokens = root, _TOKEN.findall(value.path)
     for token in tokens if "".join(tokens) == value.path else [value.path]:
-        node = node.children.setdefault(token, Node(node.path + token))
+        node = node.children.setdefault(token, PathNode(node.path + token))
     node.value = value
 
 
-def _measure(node: Node) -> Shape:
+def _measure(node: PathNode) -> Shape:
     below = tuple((token, _measure(child)) for token, child in node.children.items())
     own = node.value.tensor.type if node.value is not None else ""
     node.shape = (own, *below)
     return node.shape
 
 
-def _grouped(node: Node) -> Iterator[tuple[list[str], Node]]:
+def _grouped(node: PathNode) -> Iterator[tuple[list[str], PathNode]]:
     """The children, those together that have the same shape: entries of a list, and leaves by other keys."""
-    groups: dict[object, tuple[list[str], Node]] = {}
+    groups: dict[object, tuple[list[str], PathNode]] = {}
     for token, child in node.children.items():
         is_entry, is_leaf = bool(re.fullmatch(r"\[\d+\]", token)), not child.children
         key = (child.shape, is_entry) if is_entry or (is_leaf and token[0] == "[") else token
@@ -227,4 +227,4 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         notes_section(record),
         Section("fix-its" if fixes else "", [(line,) for line in fixes], weight=_FIXES),
     ]
-    return fitted(sections, LINES)
+    return fit_in_lines(sections, LINES)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, NamedTuple
 
 from sdy_jax.base.errors import SdyError
+from sdy_jax.ir.device_orders import block_indices, device_ids
 from sdy_jax.ir.jax_shardings import bytes_text, flops_text, seconds_text, sizes_text
+from sdy_jax.ir.meshes import Axes, Mesh, MeshAxis, axes_size
+from sdy_jax.ir.parsers import parse_axis_name
 from sdy_jax.plan.page.costs import cause_of, said, trips
 from sdy_jax.plan.page.findings import PipelineRow, mesh_columns, pipeline_rows
 from sdy_jax.plan.page.text import aligned, coloured, show, terminal_width, within
-from sdy_jax.plan.record.program import RecordedBorder, RecordedCollective, RecordedMesh, RecordedTensor
+from sdy_jax.plan.record.program import RecordedBorder, RecordedCollective, RecordedTensor
 from sdy_jax.plan.record.record import PlanRecord
 
 # Which devices hold which block of an array, drawn as a grid, as `jax.debug.visualize_sharding` draws it.
@@ -62,12 +63,13 @@ def drawing_of(record: PlanRecord, path: str) -> Drawing:
     split = [dim for dim, axes in enumerate(tensor.axes) if axes]
     if len(split) > 2:
         raise SdyError(f"{path}, {tensor.type}, is split along {len(split)} dimensions; a drawing has two")
-    rows, columns = _dims(split, len(tensor.shape))
-    blocks = _blocks(record.mesh, tensor)
-    counts = [_count(record.mesh, tensor, dim) for dim in (rows, columns)]
+    mesh = Mesh(tuple(MeshAxis(axis.name, axis.size) for axis in record.mesh.axes), record.mesh.device_ids)
+    dims = _dims(split, len(tensor.shape))
+    rows, columns = (tuple(map(parse_axis_name, tensor.axes[dim])) if dim is not None else () for dim in dims)
+    blocks = _blocks(mesh, rows, columns)
     cells = tuple(
-        tuple(_cell(blocks.get((i if rows is not None else 0, j), [])) for j in range(counts[1]))
-        for i in range(counts[0])
+        tuple(_cell(blocks.get((i, j), [])) for j in range(axes_size(columns, mesh)))
+        for i in range(axes_size(rows, mesh))
     )
     kind = f" on {record.mesh.device_kind}" if record.mesh.device_kind else ""
     return Drawing(f"{path}  {tensor.type}{kind}", cells)
@@ -92,42 +94,14 @@ def _dims(split: Sequence[int], rank: int) -> tuple[int | None, int | None]:
     return (None, split[0]) if split[0] == rank - 1 else (split[0], None)
 
 
-def _count(mesh: RecordedMesh, tensor: RecordedTensor, dim: int | None) -> int:
-    return 1 if dim is None else math.prod(_size(mesh, axis) for axis in tensor.axes[dim])
-
-
-def _size(mesh: RecordedMesh, axis: str) -> int:
-    """The devices along an axis or a part of one, `model:(1)2`."""
-    name, _, part = axis.partition(":")
-    if part:
-        return int(part.rpartition(")")[2])
-    return next(each.size for each in mesh.axes if each.name == name)
-
-
-def _blocks(mesh: RecordedMesh, tensor: RecordedTensor) -> dict[tuple[int, int], list[int]]:
+def _blocks(mesh: Mesh, rows: Axes, columns: Axes) -> dict[tuple[int, int], list[int]]:
     """The devices that hold the block of each row and column."""
-    rows, columns = _dims([dim for dim, axes in enumerate(tensor.axes) if axes], len(tensor.shape))
-    names = [axis.name for axis in mesh.axes]
-    ids = mesh.device_ids or tuple(range(mesh.size))
     found: dict[tuple[int, int], list[int]] = {}
-    for device, place in zip(ids, product(*(range(axis.size) for axis in mesh.axes)), strict=True):
-        at = dict(zip(names, place, strict=True))
-        block = [_index(mesh, tensor.axes[dim], at) if dim is not None else 0 for dim in (rows, columns)]
-        found.setdefault((block[0], block[1]), []).append(device)
+    for device, row, column in zip(
+        device_ids(mesh), block_indices(rows, mesh), block_indices(columns, mesh), strict=True
+    ):
+        found.setdefault((int(row), int(column)), []).append(device)
     return found
-
-
-def _index(mesh: RecordedMesh, axes: Sequence[str], at: dict[str, int]) -> int:
-    """The number of a device's block along a dimension, from its place on the mesh."""
-    index = 0
-    for axis in axes:
-        name, _, part = axis.partition(":")
-        place = at[name]
-        if part:
-            before, size = (int(n) for n in part.removeprefix("(").split(")"))
-            place = place // (_size(mesh, name) // (before * size)) % size
-        index = index * _size(mesh, axis) + place
-    return index
 
 
 def _cell(devices: Sequence[int]) -> str:

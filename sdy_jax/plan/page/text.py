@@ -112,7 +112,7 @@ class Section:
         return "\n".join([self.title, *aligned(self.rows[:kept], self.right), *more])
 
 
-def fitted(sections: Sequence[Section], lines: int) -> str:
+def fit_in_lines(sections: Sequence[Section], lines: int) -> str:
     """The sections, an empty line between any two, in so many lines at most: each has its share as far as it needs it.
 
     A section shows one line below its title at least, if it has any.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sdy_jax.base.errors import SdyError
 from sdy_jax.base.files import write_whole
-from sdy_jax.ir.call_stacks import alike_from_start
+from sdy_jax.ir.locations import alike_from_start
 from sdy_jax.plan.record.files import refused
 from sdy_jax.plan.record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan.record.record import PlanRecord

@@ -20,8 +20,7 @@ from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollecti
 from sdy_jax.lowering.planner.rewrites.preparation import prepared
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.plan.border import BoundaryValue
-from sdy_jax.plan.digests import digest_of, program_text
-from sdy_jax.plan.pinning.setting import recorded_costs, recorded_policy, recorded_target
+from sdy_jax.plan.digests import digest_of, program_text, recorded_costs, recorded_policy, recorded_target
 from sdy_jax.plan.questions import Answers
 from sdy_jax.plan.record.files import choices_from_text
 from sdy_jax.plan.record.names import Names, Places
@@ -164,7 +163,7 @@ def choices_of(plan: Answers, named: bool = True) -> RecordedChoices | None:
         return None
     first = _prepared(plan)
     last = first if (stage := plan.stages.get("blocked", plan.stages.get("recomputed"))) is None else Graph(stage)
-    names = tuple(op_names(last, plan.name, plan.program)) if named else ()
+    names = tuple(recorded_op_names(last, plan.name, plan.program)) if named else ()
     if isinstance(choices, str):
         return replace(choices_from_text(choices), names=names)
     return RecordedChoices(
@@ -201,7 +200,7 @@ def _rewrites(choices: ProgramChoices, first: Graph, mesh_name: str) -> Iterator
         yield RecordedRewrite(rewrite.kind, *said, layouts)
 
 
-def op_names(graph: Graph, name: str, program: Program) -> Iterator[str]:
+def recorded_op_names(graph: Graph, name: str, program: Program) -> Iterator[str]:
     """What ops are called: as their results are. `name`: of the function."""
     names = Names(graph, Places(name), input_names(program))
     for op in graph.ops:

@@ -20,10 +20,9 @@ from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.planner.facts.verifier import verify_partitioned
 from sdy_jax.plan.build import build_plan
-from sdy_jax.plan.digests import digest_of, program_text
+from sdy_jax.plan.digests import digest_of, planned_with_from, program_text
 from sdy_jax.plan.notices import warn_of
 from sdy_jax.plan.pinning.replay import DoesNotFit
-from sdy_jax.plan.pinning.setting import planned_with_from
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff

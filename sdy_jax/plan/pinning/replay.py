@@ -23,7 +23,7 @@ from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, Rewrite
 from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollective, Kind, Kinds
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.plan.auto_layouts import with_border
-from sdy_jax.plan.pinning.choices import layout_from, op_names, types_of
+from sdy_jax.plan.pinning.choices import layout_from, recorded_op_names, types_of
 from sdy_jax.plan.record.comparison import matched
 from sdy_jax.plan.record.recorded_plan import (
     RecordedBorderLayout,
@@ -270,7 +270,9 @@ class KeptChoices:
         before = [(n, names[n], choice.kind, choice.types) for n, choice in enumerate(choices) if n < len(names)]
         now = [
             (n, name, op.name, types_of(op))
-            for n, (op, name) in enumerate(zip(graph.ops, op_names(graph, self.name, self.program), strict=True))
+            for n, (op, name) in enumerate(
+                zip(graph.ops, recorded_op_names(graph, self.name, self.program), strict=True)
+            )
         ]
         pairs, _, _ = matched(before, now, [_of_size, _of_any_size] if self.is_like else [_of_size])
         found = {new[0]: choices[old[0]] for both in pairs for old, new in both}

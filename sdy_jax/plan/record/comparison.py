@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from sdy_jax.base.errors import SdyError, with_article
+from sdy_jax.base.errors import SdyError, some_of, with_article
 from sdy_jax.ir.jax_shardings import count_text
 from sdy_jax.plan.record.differences import (
     Amount,
@@ -300,9 +300,7 @@ def _type(border: RecordedBorder) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    found = [name + count_text(count) for _, name, count in alike(names, lambda name: (name,))]
-    more = len(found) - _NAMED
-    return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return some_of([name + count_text(count) for _, name, count in alike(names, lambda name: (name,))], _NAMED)
 
 
 def _surroundings(old: RecordedPlan, new: RecordedPlan) -> Iterator[Cause]:

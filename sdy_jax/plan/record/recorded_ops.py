@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table, mark_in, pipeline_schedule, scope_of
+from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table, mark_in, pipeline_schedule, row_scope
 from sdy_jax.ir.collectives import BY_STRIPS, KINDS, ops_of
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.jax_shardings import axis_name
@@ -291,7 +291,7 @@ def recorded_collectives(plan: Answers) -> list[RecordedCollective]:
 _MANUAL, _LOOP = "sdy.manual_computation", "stablehlo.while"
 _CASE, _PERMUTE = "stablehlo.case", "stablehlo.collective_permute"
 
-_KIND_OF_SCOPE = {scope_of(kind): kind for kind in Kind}
+_KIND_OF_SCOPE = {row_scope(kind): kind for kind in Kind}
 
 OpOfRow = tuple[Op, Kind]
 """An op, and the kind of the row that it is of."""

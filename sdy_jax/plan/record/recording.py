@@ -31,9 +31,7 @@ from sdy_jax.plan.explanations.layout_reasons import RESULTS, Mark
 from sdy_jax.plan.explanations.origins import spec_text
 from sdy_jax.plan.explanations.why import Explanation
 from sdy_jax.plan.questions import Answers
-from sdy_jax.plan.record.host_memory import host_memory
 from sdy_jax.plan.record.names import Names, Places, Tensors, frame_of
-from sdy_jax.plan.record.phases import locations_again, phases_of
 from sdy_jax.plan.record.program import (
     RecordedAnnotation,
     RecordedAxis,
@@ -50,7 +48,7 @@ from sdy_jax.plan.record.program import (
     RecordedTensor,
 )
 from sdy_jax.plan.record.record import PlanRecord
-from sdy_jax.plan.record.recorded_memory import memory_record
+from sdy_jax.plan.record.recorded_memory import host_memory, locations_again, memory_record, phases_of
 from sdy_jax.plan.record.recorded_ops import CollectiveRecords, OpRecords, PipelineRecords, key_of, ops_in, tried
 from sdy_jax.plan.record.recorded_plan import (
     RecordedAgain,
@@ -121,7 +119,7 @@ class BorderRecords:
         return "stated" if is_stated else "propagation"
 
 
-def written(traced: Program, places: Places) -> Iterator[RecordedAnnotation]:
+def user_statements(traced: Program, places: Places) -> Iterator[RecordedAnnotation]:
     """What the user wrote inside of the function, in program order."""
     for op in Graph(traced.module).ops:
         if op.name in _WRITTEN:
@@ -184,7 +182,7 @@ def record_of(plan: Answers) -> PlanRecord:
         arguments=tuple(arguments[count:]),
         closed_over=tuple(arguments[:count]),
         results=tuple(results),
-        annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
+        annotations=tuple(user_statements(program.with_module(plan.stages["traced"]), places)),
         code=code_of(plan.stages["imported"], places) if ops is not None else (),
         collectives=collectives,
         ops=made,
@@ -346,11 +344,11 @@ _MOST_OPS = 4000
 """Ops up to which a page says what layouts save. Guessed, as for what a plan says unasked: its model is made again."""
 
 
-def reasons_of(plan: Answers) -> tuple[RecordedReason, ...]:
+def reasons_for_layouts(plan: Answers) -> tuple[RecordedReason, ...]:
     """Why the values of a plan have other layouts than op by op; of large programs nothing."""
     if plan.layouts is None or not plan.layouts.chosen or len(plan.graph.ops) > _MOST_OPS:
         return ()
-    arguments, results = ([value.path for value in side] for side in (_inputs(plan), plan.results))
+    arguments, results = ([value.path for value in side] for side in ([*plan.constants, *plan.arguments], plan.results))
     paths = {"argument": arguments, "result": results}
 
     def marked(mark: Mark) -> RecordedMark:
@@ -362,10 +360,6 @@ def reasons_of(plan: Answers) -> tuple[RecordedReason, ...]:
         for marks, each in plan.reasons()
         if marks and each.saves.cost > each.costs.cost
     )
-
-
-def _inputs(plan: Answers) -> list[BoundaryValue]:
-    return [*plan.constants, *plan.arguments]
 
 
 class _StepRecords:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Sending(Protocol):
+class Sender(Protocol):
     """A collective, or a bucket of several, with what it sends: of a plan, or of its record."""
 
     @property
@@ -22,7 +22,7 @@ class Sending(Protocol):
     @property
     def times(self) -> int: ...
     @property
-    def members(self) -> Sequence[Sending]: ...
+    def members(self) -> Sequence[Sender]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Transfers:
         return f"{self.count} {noun}{self.before_merging}"
 
 
-def transfers_of(collectives: Iterable[Sending]) -> Transfers:
+def transfers_of(collectives: Iterable[Sender]) -> Transfers:
     """The transfers of collectives that count, buckets with their members."""
     sending = [each for each in collectives if each.wire_bytes]
     return Transfers(
@@ -59,9 +59,9 @@ def transfers_of(collectives: Iterable[Sending]) -> Transfers:
     )
 
 
-def transfers_by_kind(collectives: Iterable[Sending]) -> dict[str, Transfers]:
+def transfers_by_kind(collectives: Iterable[Sender]) -> dict[str, Transfers]:
     """The same by kind, those that send most first."""
-    kinds: dict[str, list[Sending]] = {}
+    kinds: dict[str, list[Sender]] = {}
     for each in collectives:
         if each.wire_bytes:
             kinds.setdefault(each.kind, []).append(each)

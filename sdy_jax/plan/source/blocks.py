@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sdy_jax.plan.source.elementwise import ELEMENTWISE
 from sdy_jax.plan.source.expressions import (
     LARGEST_INLINE,
     LINE_LENGTH,
     PRINTERS,
-    Call,
     Expr,
     Function,
     Parameter,
-    array_text,
+    PrimitiveCall,
+    array_code,
     by_name,
     materialized,
     number_text,
@@ -24,9 +25,8 @@ from sdy_jax.plan.source.expressions import (
     tuple_text,
 )
 from sdy_jax.plan.source.loops import CALL
-from sdy_jax.plan.source.names import MOVED, Names, Sources, kind_name, names_by_source
-from sdy_jax.plan.source.printers.elementwise import ELEMENTWISE
-from sdy_jax.plan.source.steps import LOOKUP, Block, Step, Value, use_counts
+from sdy_jax.plan.source.names import MOVED, ModuleNames, Sources, kind_name, names_by_source
+from sdy_jax.plan.source.steps import LOOKUP, LocalValue, Step, StepBlock, use_counts
 
 INDENT = "    "
 _CUT = "..."
@@ -60,17 +60,17 @@ class BlockWriter:
     """
 
     sources: Sources
-    known: dict[Value, Expr]
+    known: dict[LocalValue, Expr]
     depth: int = 1
     is_region: bool = False
     """Whether it is the body of a loop or a branch, whose results need no names."""
     lines: list[str] = field(default_factory=list)
-    _uses: dict[Value, int] = field(default_factory=dict)
-    _user: dict[Value, Step] = field(default_factory=dict)
-    _named: dict[Value, str] = field(default_factory=dict)
+    _uses: dict[LocalValue, int] = field(default_factory=dict)
+    _user: dict[LocalValue, Step] = field(default_factory=dict)
+    _named: dict[LocalValue, str] = field(default_factory=dict)
     _line: str = ""
 
-    def run(self, block: Block, results: Sequence[str] = ()) -> None:
+    def run(self, block: StepBlock, results: Sequence[str] = ()) -> None:
         """Writes the steps of a block; `results` are names for what it returns that has no other."""
         self._uses, self._user = use_counts(block, block.outputs), {}
         self._named = dict(zip(block.outputs, results, strict=bool(results)))
@@ -88,7 +88,7 @@ class BlockWriter:
     def is_wide(self) -> bool:
         return self.sources.is_wide
 
-    def expression(self, value: Value) -> Expr:
+    def expression(self, value: LocalValue) -> Expr:
         """What a value is called, or made of."""
         if value.constant is None:
             return self.known[value]
@@ -110,19 +110,19 @@ class BlockWriter:
         self.lines += [*inner.lines, f"{INDENT * inner.depth}return {', '.join(results)}", ""]
         return name
 
-    def named_results(self, results: Value | Sequence[Value], fields: list[str]) -> str:
+    def named_results(self, results: LocalValue | Sequence[LocalValue], fields: list[str]) -> str:
         """Results as a dictionary by what they are called here; a single one as it is."""
-        values = [results] if isinstance(results, Value) else results
-        texts, names = [self.array(value).text for value in values], Names()
+        values = [results] if isinstance(results, LocalValue) else results
+        texts, names = [self.array(value).text for value in values], ModuleNames()
         fields += [names.fresh(_NUMBER.sub("", text) if text.isidentifier() else "result") for text in texts]
         if len(texts) == 1:
             return texts[0]
         entries = (f'"{entry}": {text}' for entry, text in zip(fields, texts, strict=True))
         return f"{{{', '.join(entries)}}}"
 
-    def parameter(self, parameter: Parameter, names: Mapping[Value, str]) -> str:
+    def parameter(self, parameter: Parameter, names: Mapping[LocalValue, str]) -> str:
         """Binds a parameter, and returns its name; a tuple is taken apart on a line of its own."""
-        if isinstance(parameter, Value):
+        if isinstance(parameter, LocalValue):
             hint = names.get(parameter, "index" if parameter.shape == () else "x")
             self._bind(parameter, self.sources.names.fresh(hint))
             return self.known[parameter].text
@@ -136,18 +136,18 @@ class BlockWriter:
             self._bind(value, own)
         return name
 
-    def _part_name(self, value: Value, hint: str) -> str:
+    def _part_name(self, value: LocalValue, hint: str) -> str:
         if value not in self._uses:
             return "_"
         return self.sources.names.fresh(self.sources.hint(value) or _ELEMENTS.get(hint, "x"))
 
-    def returned(self, result: Value | Sequence[Value]) -> str:
+    def returned(self, result: LocalValue | Sequence[LocalValue]) -> str:
         """A result of the function, or a tuple of them."""
-        if isinstance(result, Value):
+        if isinstance(result, LocalValue):
             return self.array(result).text
         return tuple_text([self.array(value).text for value in result]) if result else "()"
 
-    def array(self, value: Value) -> Expr:
+    def array(self, value: LocalValue) -> Expr:
         """A value as an array of its own shape and dtype."""
         return materialized(self.expression(value), value)
 
@@ -169,7 +169,7 @@ class BlockWriter:
 
     def _write(self, step: Step) -> None:
         self._comment(step)
-        expr = PRINTERS.get(step.primitive, by_name)(Call(step, self))
+        expr = PRINTERS.get(step.primitive, by_name)(PrimitiveCall(step, self))
         if expr.fields:
             return self._write_fields(step, expr)
         if not expr.groups and self._is_part(step, expr):
@@ -189,7 +189,7 @@ class BlockWriter:
         for value, entry in zip(step.outputs, expr.fields, strict=True):
             self._bind(value, f'{name}["{entry}"]')
 
-    def _bind(self, value: Value, name: str, shape: tuple[int, ...] | None = None) -> None:
+    def _bind(self, value: LocalValue, name: str, shape: tuple[int, ...] | None = None) -> None:
         self.known[value] = Expr(name, value.shape if shape is None else shape)
 
     def _is_part(self, step: Step, expr: Expr) -> bool:
@@ -204,7 +204,7 @@ class BlockWriter:
             return self.is_region and step.primitive in _PARTS
         return step.primitive in _PARTS and self.sources.line(user) == self.sources.line(step)
 
-    def _name(self, step: Step, value: Value) -> str:
+    def _name(self, step: Step, value: LocalValue) -> str:
         if self._uses.get(value, 0) == 0:
             return "_"
         if value in self._named:
@@ -216,14 +216,14 @@ class BlockWriter:
             return self.sources.names.fresh(f"{self.known[step.inputs[0]].text}_{moved}")
         return self.sources.names.fresh(kind_name(step.primitive))
 
-    def _constant(self, value: Value) -> Expr:
+    def _constant(self, value: LocalValue) -> Expr:
         x = value.constant
         assert x is not None
         text = number_text(x.reshape(-1)[0].reshape(())) if _is_splat(x) else None
         if text is not None:
             return Expr(text, (), 7 if text.startswith("-") else 9, is_number=True)
-        if x.size <= LARGEST_INLINE and len(array_text(x)) <= _LONGEST_PART:
-            return Expr(array_text(x), value.shape)
+        if x.size <= LARGEST_INLINE and len(array_code(x)) <= _LONGEST_PART:
+            return Expr(array_code(x), value.shape)
         return Expr(self.constant(x), value.shape)
 
     # Comments.

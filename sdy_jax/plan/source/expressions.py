@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.base.errors import UnsupportedError
-from sdy_jax.plan.source.steps import CALLBACKS, Block, Step, Value
+from sdy_jax.plan.source.steps import CALLBACKS, LocalValue, Step, StepBlock
 
 # Python expressions as text that knows how tightly it binds, and which shape it has.
 
@@ -161,7 +161,7 @@ def elements_text(x: np.ndarray) -> str:
     return f"[{', '.join(map(elements_text, x))}]"
 
 
-def array_text(x: np.ndarray) -> str:
+def array_code(x: np.ndarray) -> str:
     """A small array: `np.array([1, 2], np.int32)`."""
     dtype = dtype_text(x.dtype)
     is_numpy = x.dtype.isbuiltin == 1
@@ -190,7 +190,7 @@ def param_text(value: Any) -> str | None:
         items = [param_text(item) for item in value]
         return None if None in items else tuple_text(items)  # type: ignore[arg-type]
     if isinstance(value, np.ndarray):
-        return array_text(value) if value.size <= LARGEST_INLINE else None
+        return array_code(value) if value.size <= LARGEST_INLINE else None
     return _record_text(value) if type(value).__module__.startswith("jax.") and _fields(value) else None
 
 
@@ -219,7 +219,7 @@ def _is_needed(field: str, text: str | None) -> bool:
     return not (text == "()" and "batching" in field)
 
 
-def spec_text(spec: jax.sharding.PartitionSpec) -> str:
+def spec_code(spec: jax.sharding.PartitionSpec) -> str:
     """`P("data", None, ("x", "y"))`, without trailing Nones."""
     entries = list(spec)
     while entries and entries[-1] is None:
@@ -262,13 +262,13 @@ def _ruff() -> str | None:
     return str(beside) if beside.exists() else shutil.which("ruff")
 
 
-# Contract of a printer: it is given a `Call` and returns the expression of what the primitive gives. It takes
-# operands from `Call.array`, or from `Call.operand` where NumPy's broadcasting does the same as the primitive, each
-# at most once: an operand's text may be a whole expression. The text must trace to what the primitive does, to the
-# last bit. Several results are a tuple. A primitive without a printer is written as the function of lax that has its
-# name, with its parameters as keywords; where that cannot be, `UnsupportedError` names the op.
+# Contract of a printer: it is given a `PrimitiveCall` and returns the expression of what the primitive gives. It takes
+# operands from its `array`, or from its `operand` where NumPy's broadcasting does the same as the primitive, each at
+# most once: an operand's text may be a whole expression. The text must trace to what the primitive does, to the last
+# bit. Several results are a tuple. A primitive without a printer is written as the function of lax that has its name,
+# with its parameters as keywords; where that cannot be, `UnsupportedError` names the op.
 
-Parameter = Value | tuple[str, Sequence[Value]]
+Parameter = LocalValue | tuple[str, Sequence[LocalValue]]
 """A parameter of a local function, or one that is a tuple: its name and what is in it."""
 
 
@@ -280,16 +280,16 @@ class Function:
     dictionary by these names.
     """
 
-    block: Block
+    block: StepBlock
     hint: str
     parameters: Sequence[Parameter]
-    results: Sequence[Value | Sequence[Value]]
-    names: Mapping[Value, str] = field(default_factory=dict)
+    results: Sequence[LocalValue | Sequence[LocalValue]]
+    names: Mapping[LocalValue, str] = field(default_factory=dict)
     about: str = ""
     fields: list[str] | None = None
 
 
-class Writer(Protocol):
+class WrittenModule(Protocol):
     """What printers may ask of the module that is being written."""
 
     @property
@@ -297,7 +297,7 @@ class Writer(Protocol):
         """Whether Python numbers become arrays of 64 bits, because the program has such."""
         ...
 
-    def expression(self, value: Value) -> Expr:
+    def expression(self, value: LocalValue) -> Expr:
         """What a value is called, or made of."""
         ...
 
@@ -323,22 +323,22 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PrimitiveCall:
     """A primitive that is to be written."""
 
     step: Step
-    writer: Writer
+    writer: WrittenModule
 
     @property
     def params(self) -> Any:
         return self.step.params
 
     @property
-    def out(self) -> Value:
+    def out(self) -> LocalValue:
         return self.step.outputs[0]
 
     @property
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[LocalValue]:
         return self.step.inputs
 
     def operand(self, number: int) -> Expr:
@@ -370,7 +370,7 @@ class Call:
         return UnsupportedError(f"{self.writer.place(self.step)} cannot be written in Python: {why}")
 
 
-def materialized(expr: Expr, value: Value) -> Expr:
+def materialized(expr: Expr, value: LocalValue) -> Expr:
     """The expression as an array of the value's shape and dtype."""
     if value.is_scalar_literal and value.constant is not None:
         return Expr(typed_text(value.constant), ())
@@ -389,7 +389,7 @@ def typed_number(number: Expr, dtype: Any) -> Expr:
     return Expr(scalar_text(number.text, np.dtype(dtype)), ())
 
 
-def _filled(number: Expr, value: Value) -> str:
+def _filled(number: Expr, value: LocalValue) -> str:
     filled = {"0.0": "zeros", "0": "zeros", "False": "zeros", "1.0": "ones", "1": "ones", "True": "ones"}.get(
         number.text
     )
@@ -397,7 +397,7 @@ def _filled(number: Expr, value: Value) -> str:
     return f"jnp.{filled}({shape}, {dtype})" if filled else f"jnp.full({shape}, {number.text}, {dtype})"
 
 
-Printer = Callable[[Call], Expr]
+Printer = Callable[[PrimitiveCall], Expr]
 PRINTERS: dict[str, Printer] = {}
 
 
@@ -419,7 +419,7 @@ _NOT_SAID = frozenset({"accuracy", "out_sharding", "sharding", "jaxpr"})
 _LINALG = frozenset({"cholesky", "eigh", "qr", "svd", "lu", "triangular_solve", "householder_product", "eig", "schur"})
 
 
-def by_name(call: Call) -> Expr:
+def by_name(call: PrimitiveCall) -> Expr:
     """The call of lax's function."""
     name = call.step.primitive.replace("-", "_")
     module = "lax.linalg" if name in _LINALG else "lax"
@@ -440,7 +440,7 @@ def by_name(call: Call) -> Expr:
 
 
 @printer("fft")
-def _fourier(call: Call) -> Expr:
+def _fourier(call: PrimitiveCall) -> Expr:
     kind = call.params["fft_type"]
     return call.result(
         f"lax.fft({call.array(0).text}, lax.FftType.{kind.name}, {shape_text(call.params['fft_lengths'])})"
@@ -448,7 +448,7 @@ def _fourier(call: Call) -> Expr:
 
 
 @printer("rng_bit_generator")
-def _random_bits(call: Call) -> Expr:
+def _random_bits(call: PrimitiveCall) -> Expr:
     p = call.params
     return call.many(
         f"lax.rng_bit_generator({call.array(0).text}, {shape_text(p['shape'])}, {dtype_text(p['dtype'])}, "
@@ -457,7 +457,7 @@ def _random_bits(call: Call) -> Expr:
 
 
 @printer(*CALLBACKS)
-def _callback(call: Call) -> Expr:
+def _callback(call: PrimitiveCall) -> Expr:
     raise call.refused(
         "it calls a Python function back, which a module without your code does not have; to fix: plan the function "
         "without the callback"

@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from sdy_jax.plan.source.expressions import param_text
-from sdy_jax.plan.source.steps import Block, Step, Value, is_one
+from sdy_jax.plan.source.steps import LocalValue, Step, StepBlock, is_one
 
 # Loops as people write them: values that no trip changes are taken from outside, and counted loops are `fori_loop`.
 
@@ -18,9 +18,9 @@ FOR = "fori_loop"
 """A counted loop: its inputs are the first index, the limit, and what is carried; its block takes the index first."""
 
 
-def with_plain_loops(block: Block) -> Block:
+def with_plain_loops(block: StepBlock) -> StepBlock:
     """The block with its loops simplified, from the outermost in."""
-    same: dict[Value, Value] = {}
+    same: dict[LocalValue, LocalValue] = {}
     for number, step in enumerate(block.steps):
         if step.primitive == "while":
             same.update({result: same.get(value, value) for result, value in _drop_invariants(step).items()})
@@ -30,7 +30,7 @@ def with_plain_loops(block: Block) -> Block:
     return block
 
 
-def _drop_invariants(step: Step) -> dict[Value, Value]:
+def _drop_invariants(step: Step) -> dict[LocalValue, LocalValue]:
     """Takes what a loop carries without changing it from outside of the loop; returns the loop's results that are such
     a value, with that value."""
     condition, body = step.blocks
@@ -48,13 +48,13 @@ def _drop_invariants(step: Step) -> dict[Value, Value]:
     return same
 
 
-def renamed(block: Block, names: Mapping[Value, Value]) -> Block:
+def renamed(block: StepBlock, names: Mapping[LocalValue, LocalValue]) -> StepBlock:
     """The block, with other values in place of some that it uses."""
     _rename(block, names)
     return block
 
 
-def _rename(block: Block, names: Mapping[Value, Value]) -> None:
+def _rename(block: StepBlock, names: Mapping[LocalValue, LocalValue]) -> None:
     for step in block.steps:
         step.inputs = [names.get(value, value) for value in step.inputs]
         for inner in step.blocks:
@@ -81,7 +81,7 @@ def _counted(step: Step) -> Step | None:
     _rename(body, {body.inputs[i]: body.inputs[number] for i in alike})
     others = [i for i in range(len(body.inputs)) if i not in alike]
     outputs = [body.outputs[i] for i in others]
-    inner = Block([body.inputs[number], *(body.inputs[i] for i in others)], body.steps, outputs)
+    inner = StepBlock([body.inputs[number], *(body.inputs[i] for i in others)], body.steps, outputs)
     inputs = [step.inputs[number], limit, *(step.inputs[i] for i in others)]
     return Step(FOR, step.params, inputs, [step.outputs[i] for i in others], step.op, [inner])
 
@@ -105,7 +105,7 @@ def _alike(step: Step, number: int) -> list[int]:
     return [i for i in range(len(body.inputs)) if i == number or counts(i)]
 
 
-def _final(first: Value, limit: Value) -> np.ndarray | None:
+def _final(first: LocalValue, limit: LocalValue) -> np.ndarray | None:
     """What the counter is in the end."""
     if first.constant is None or limit.constant is None:
         return None
@@ -142,7 +142,7 @@ def token_of(step: Step, line: str) -> Hashable:
     return step.primitive, params, types, made, inner, line
 
 
-def best_repeat(block: Block, tokens: Sequence[Hashable]) -> Repeat | None:
+def best_repeat(block: StepBlock, tokens: Sequence[Hashable]) -> Repeat | None:
     """The repeat that saves most, if one does."""
     ends = _Ends(block)
     found = (
@@ -184,10 +184,10 @@ def _rotated(ends: _Ends, start: int, stop: int, length: int) -> Repeat | None:
 class _Ends:
     """Where the values of a block are made, and where they are used last."""
 
-    def __init__(self, block: Block):
+    def __init__(self, block: StepBlock):
         self._steps = block.steps
         self._made = {value: i for i, step in enumerate(block.steps) for value in step.outputs}
-        self._last: dict[Value, int] = {}
+        self._last: dict[LocalValue, int] = {}
         for i, step in enumerate(block.steps):
             self._last.update(dict.fromkeys([*step.inputs, *step.captured], i))
         self._last.update(dict.fromkeys(block.outputs, len(block.steps)))
@@ -223,8 +223,8 @@ class Layer:
 class _Copy:
     """One of the runs: what it has in place of the values of the first one."""
 
-    values: dict[Value, Value] = field(default_factory=dict)
-    outer: dict[Value, Value] = field(default_factory=dict)
+    values: dict[LocalValue, LocalValue] = field(default_factory=dict)
+    outer: dict[LocalValue, LocalValue] = field(default_factory=dict)
 
     def matches(self, first: Sequence[Step], other: Sequence[Step]) -> bool:
         """Whether steps whose tokens are equal are also connected alike."""
@@ -242,14 +242,14 @@ class _Copy:
         self.values.update(zip(a.outputs, b.outputs, strict=True))
         return True
 
-    def _is(self, v: Value, w: Value) -> bool:
+    def _is(self, v: LocalValue, w: LocalValue) -> bool:
         if v.constant is not None or w.constant is not None:
             return v.constant is not None and w.constant is not None and v.constant.tobytes() == w.constant.tobytes()
         known = self.values.get(v)
         return known is w if known is not None else self.outer.setdefault(v, w) is w
 
 
-def with_layers(block: Block, line: Callable[[Step], str]) -> Block:
+def with_layers(block: StepBlock, line: Callable[[Step], str]) -> StepBlock:
     """The block with equal runs of steps as calls; `line` is the source line of a step."""
     tokens: list[Hashable] = [token_of(step, line(step)) for step in block.steps]
     for _ in range(_ROUNDS):
@@ -260,12 +260,14 @@ def with_layers(block: Block, line: Callable[[Step], str]) -> Block:
         if len(calls) < 2:
             break
         place = slice(found.first, found.first + len(calls) * found.length)
-        block = Block(block.inputs, [*block.steps[: place.start], *calls, *block.steps[place.stop :]], block.outputs)
+        block = StepBlock(
+            block.inputs, [*block.steps[: place.start], *calls, *block.steps[place.stop :]], block.outputs
+        )
         tokens[place] = [object() for _ in calls]
     return block
 
 
-def _calls(block: Block, found: Repeat) -> list[Step]:
+def _calls(block: StepBlock, found: Repeat) -> list[Step]:
     """The calls for the runs that are connected like the first one, up to the first that is not."""
     runs = [
         block.steps[start : start + found.length]
@@ -279,8 +281,8 @@ def _calls(block: Block, found: Repeat) -> list[Step]:
         copies.append(copy)
     taken = [v for v in copies[0].outer if any(copy.outer[v] is not v for copy in copies)]
     given = _given(block, runs[: len(copies)], copies)
-    inner = {v: Value(v.shape, v.dtype) for v in taken}
-    body = renamed(Block([inner[v] for v in taken], runs[0], given), inner)
+    inner = {v: LocalValue(v.shape, v.dtype) for v in taken}
+    body = renamed(StepBlock([inner[v] for v in taken], runs[0], given), inner)
     layer, calls = Layer(len(copies)), list[Step]()
     for copy in copies:
         blocks = [] if calls else [body]
@@ -289,9 +291,9 @@ def _calls(block: Block, found: Repeat) -> list[Step]:
     return calls
 
 
-def _given(block: Block, runs: Sequence[Sequence[Step]], copies: Sequence[_Copy]) -> list[Value]:
+def _given(block: StepBlock, runs: Sequence[Sequence[Step]], copies: Sequence[_Copy]) -> list[LocalValue]:
     """The values of the first run that it, or another one in its place, gives to steps outside of itself."""
-    used_by: dict[Value, set[int]] = {}
+    used_by: dict[LocalValue, set[int]] = {}
     for number, run in enumerate(runs):
         for step in run:
             for value in (*step.inputs, *step.captured):
@@ -300,7 +302,7 @@ def _given(block: Block, runs: Sequence[Sequence[Step]], copies: Sequence[_Copy]
     outside = {v for step in block.steps if step not in inside for v in (*step.inputs, *step.captured)}
     outside.update(block.outputs)
 
-    def is_given(value: Value) -> bool:
+    def is_given(value: LocalValue) -> bool:
         others = ((number, copy.values[value]) for number, copy in enumerate(copies))
         return any(v in outside or used_by.get(v, set()) - {number} for number, v in others)
 

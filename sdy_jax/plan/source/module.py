@@ -24,13 +24,13 @@ from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import entries_of
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.plan.source import printers  # noqa: F401  (fills the registry)
+from sdy_jax.plan.source import control_flow, elementwise, reductions  # noqa: F401  (each registers its printers)
 from sdy_jax.plan.source.blocks import INDENT, BlockWriter
-from sdy_jax.plan.source.expressions import TEXT_LENGTH, Expr, dtype_text, formatted, shape_text, spec_text, tuple_text
+from sdy_jax.plan.source.expressions import TEXT_LENGTH, Expr, dtype_text, formatted, shape_text, spec_code, tuple_text
 from sdy_jax.plan.source.loops import with_layers, with_plain_loops
 from sdy_jax.plan.source.names import Sources, identifier
-from sdy_jax.plan.source.steps import Block, without_dead_steps
-from sdy_jax.plan.source.trace import Traced, trace
+from sdy_jax.plan.source.steps import StepBlock, without_dead_steps
+from sdy_jax.plan.source.trace import DeviceFunction, trace
 
 # Global arrays in and out: where the leaves of the arguments are found, and how the results are put together.
 
@@ -291,7 +291,7 @@ class _Writing:
     headline: str
     program: Program
     graph: Graph
-    traced: Traced
+    traced: DeviceFunction
     sources: Sources
     results: tuple[TensorSharding, ...]
 
@@ -360,7 +360,7 @@ class _Writing:
 
     def _of_arrays(self, on_device: str) -> Iterator[str]:
         signature = signature_of(self.program.in_tree, self.program.inputs)
-        yield f"@{self._jit(signature)}"
+        yield f"@{self._jit()}"
         yield f"def {self.name}({signature.text}):"
         yield from self._run(on_device)
         given = ", ".join(self._given(signature))
@@ -375,7 +375,7 @@ class _Writing:
         leaves = [self._result(i, made) for i in range(len(self.results))]
         yield f"{INDENT}return {result_text(self.program.out_tree, leaves, signature.trees)}"
 
-    def _jit(self, signature: Signature) -> str:
+    def _jit(self) -> str:
         entries = entries_of(main_function(self.program.module), "arg_attrs")[len(self.program.constants) :]
         donated = {i for i, entry in enumerate(entries) if "jax.buffer_donor" in entry}
         if not donated:
@@ -399,7 +399,7 @@ class _Writing:
         yield f"{INDENT})"
 
     def _spec(self, sharding: TensorSharding | None) -> str:
-        return spec_text(self.traced.spec(sharding)) if sharding else "P()"
+        return spec_code(self.traced.spec(sharding)) if sharding else "P()"
 
     def _given(self, signature: Signature) -> Iterator[str]:
         first = len(self.program.constants)
@@ -424,7 +424,7 @@ class _Writing:
         return f'jax.random.wrap_key_data({text}, impl="{impl}")'
 
 
-def _is_wide(body: Block) -> bool:
+def _is_wide(body: StepBlock) -> bool:
     """Whether a program needs 64-bit types, which the caller need not have."""
     values = [v for step in body.walk() for v in (*step.inputs, *step.outputs)]
     return any(np.dtype(v.dtype).name in _WIDE for v in (*body.inputs, *values))

@@ -18,14 +18,14 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.jax_shardings import bytes_text, type_text
-from sdy_jax.ir.locations import Frame, frames_of, place_of, short_source
+from sdy_jax.ir.locations import Frame, alike_from_start, frames_of, place_of, short_source
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.ops.collectives.packing import collective_kind
 from sdy_jax.lowering.ops.emit import NotedOp
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.plan.source.expressions import Expr
-from sdy_jax.plan.source.steps import Block, Step, Value
+from sdy_jax.plan.source.steps import LocalValue, Step, StepBlock
 
 # Names for values: unique in a module, and no words of Python or of the module's own.
 
@@ -95,7 +95,7 @@ MOVED = {
 """What a collective makes of a value that has a name: `weights_gathered`."""
 
 
-class Names:
+class ModuleNames:
     """The names of a module."""
 
     def __init__(self) -> None:
@@ -146,10 +146,7 @@ def common_frames(locations: Sequence[ir.Location]) -> int:
     """How many of the outermost frames all locations have: those around the function that was traced."""
     found: list[Frame] | None = None
     for frames in filter(None, (frames_of(location)[::-1] for location in locations)):
-        if found is None:
-            found = frames
-        count = next((i for i, pair in enumerate(zip(found, frames, strict=False)) if pair[0] != pair[1]), len(frames))
-        found = found[:count]
+        found = frames if found is None else found[: alike_from_start(found, frames)]
     return len(found or ())
 
 
@@ -216,13 +213,13 @@ def _target(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr) -> str:
 Statement = tuple[object, str]
 
 
-def names_by_source(block: Block, statement: Callable[[Step], Statement]) -> dict[Value, str]:
+def names_by_source(block: StepBlock, statement: Callable[[Step], Statement]) -> dict[LocalValue, str]:
     """The value that a statement of the user's ends with, by the name that the statement gives it.
 
     The statement's steps follow each other; the last of them that makes one value makes that one.
     """
-    found: dict[Value, str] = {}
-    last: tuple[Statement, Value] | None = None
+    found: dict[LocalValue, str] = {}
+    last: tuple[Statement, LocalValue] | None = None
     for step in block.steps:
         own = statement(step)
         if last is not None and last[0] != own and own[0]:
@@ -234,7 +231,7 @@ def names_by_source(block: Block, statement: Callable[[Step], Statement]) -> dic
     return found
 
 
-def _note(found: dict[Value, str], last: tuple[Statement, Value] | None) -> None:
+def _note(found: dict[LocalValue, str], last: tuple[Statement, LocalValue] | None) -> None:
     if last is not None and last[0][1]:
         found[last[1]] = last[0][1]
 
@@ -246,7 +243,7 @@ def _note(found: dict[Value, str], last: tuple[Statement, Value] | None) -> None
 class Constants:
     """Arrays that the module holds, by name; equal ones are one."""
 
-    names: Names
+    names: ModuleNames
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
@@ -262,7 +259,7 @@ class Constants:
 class Texts:
     """Long texts that the module holds, by name."""
 
-    names: Names
+    names: ModuleNames
     texts: dict[str, str] = field(default_factory=dict)
 
     def name(self, text: str) -> str:
@@ -283,7 +280,7 @@ class Sources:
     """Whether the program has arrays of 64 bits."""
     border: str = ""
     """The source line that states the shardings of arguments and results."""
-    names: Names = field(default_factory=Names)
+    names: ModuleNames = field(default_factory=ModuleNames)
     helpers: set[str] = field(default_factory=set)
 
     @cached_property
@@ -319,11 +316,11 @@ class Sources:
         op = self.op(step)
         return f"{op.name} at {place_of(op.location).line}" if op else step.primitive
 
-    def hint(self, value: Value) -> str:
+    def hint(self, value: LocalValue) -> str:
         """What an element of a carry is called."""
         return "i" if value.shape == () and value.dtype.kind in "iu" else ""
 
-    def is_named(self, value: Value, known: Mapping[Value, Expr]) -> bool:
+    def is_named(self, value: LocalValue, known: Mapping[LocalValue, Expr]) -> bool:
         return value in known and known[value].text.isidentifier()
 
     def type_of(self, step: Step) -> str:
@@ -351,5 +348,5 @@ class Sources:
         yield f"{name} over {', '.join(axes)} for {cause}: {bytes_text(sent)}{times} per device"
 
 
-def _bytes(value: Value) -> float:
+def _bytes(value: LocalValue) -> float:
     return float(math.prod(value.shape) * np.dtype(value.dtype).itemsize)

@@ -16,7 +16,7 @@ CALLBACKS = frozenset({"sdy_host_call", "debug_callback", "debug_print", "pure_c
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class LocalValue:
     """A local array: shape, dtype, and what it is where that is known. Values are equal if they are the same object."""
 
     shape: tuple[int, ...]
@@ -29,12 +29,12 @@ class Value:
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class StepBlock:
     """The body of a function: what it takes, what it does, what it returns. It may use values from outside."""
 
-    inputs: list[Value]
+    inputs: list[LocalValue]
     steps: list[Step]
-    outputs: list[Value]
+    outputs: list[LocalValue]
 
     def walk(self) -> Iterator[Step]:
         """All steps, those of regions after the step that has them."""
@@ -50,10 +50,10 @@ class Step:
 
     primitive: str
     params: Mapping[str, Any]
-    inputs: list[Value]
-    outputs: list[Value]
+    inputs: list[LocalValue]
+    outputs: list[LocalValue]
     op: int | None = None
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[StepBlock] = field(default_factory=list)
 
     @property
     def calls_back(self) -> bool:
@@ -62,12 +62,12 @@ class Step:
         return self.primitive in CALLBACKS or any(step.primitive in CALLBACKS for step in inner)
 
     @property
-    def captured(self) -> set[Value]:
+    def captured(self) -> set[LocalValue]:
         """The values from outside that its regions use."""
         return {value for block in self.blocks for value in captured_by(block)}
 
 
-def captured_by(block: Block) -> set[Value]:
+def captured_by(block: StepBlock) -> set[LocalValue]:
     """The values from outside that a block uses; constants are not counted."""
     made, used = set(block.inputs), set(block.outputs)
     for step in block.steps:
@@ -76,9 +76,9 @@ def captured_by(block: Block) -> set[Value]:
     return {value for value in used - made if value.constant is None}
 
 
-def without_dead_steps(block: Block) -> Block:
+def without_dead_steps(block: StepBlock) -> StepBlock:
     """The block with the steps that its results need, and those with effects."""
-    wanted: set[Value] = set(block.outputs)
+    wanted: set[LocalValue] = set(block.outputs)
     kept: list[Step] = []
     for step in reversed(block.steps):
         if wanted.isdisjoint(step.outputs) and not step.calls_back:
@@ -86,12 +86,12 @@ def without_dead_steps(block: Block) -> Block:
         step.blocks = [without_dead_steps(inner) for inner in step.blocks]
         wanted.update(step.inputs, step.captured)
         kept.append(step)
-    return Block(block.inputs, kept[::-1], block.outputs)
+    return StepBlock(block.inputs, kept[::-1], block.outputs)
 
 
-def use_counts(block: Block, outputs: Sequence[Value]) -> dict[Value, int]:
+def use_counts(block: StepBlock, outputs: Sequence[LocalValue]) -> dict[LocalValue, int]:
     """How often each value is an operand in a block, or one of its results; a use in a region counts twice."""
-    counts: dict[Value, int] = {}
+    counts: dict[LocalValue, int] = {}
     for value in outputs:
         counts[value] = counts.get(value, 0) + 1
     for step in block.steps:
@@ -112,15 +112,15 @@ _KEEP_SIGN = frozenset(
 )
 """Primitives of numbers that are not negative whose results are not, either, if they do not overflow."""
 
-Made = Mapping[Value, Step]
+Made = Mapping[LocalValue, Step]
 """The steps that make the values of a block."""
 
 
-def is_integer(value: Value) -> bool:
+def is_integer(value: LocalValue) -> bool:
     return value.dtype == np.bool_ or bool(np.issubdtype(value.dtype, np.integer))
 
 
-def is_zero(value: Value, made: Made) -> bool:
+def is_zero(value: LocalValue, made: Made) -> bool:
     """Whether a value is an integer 0, or an array of them."""
     step = made.get(value)
     if step is not None and step.primitive == "broadcast_in_dim":
@@ -128,12 +128,12 @@ def is_zero(value: Value, made: Made) -> bool:
     return is_integer(value) and value.constant is not None and not value.constant.any()
 
 
-def is_one(value: Value) -> bool:
+def is_one(value: LocalValue) -> bool:
     """Whether a value is the integer 1."""
     return value.is_scalar_literal and bool(np.issubdtype(value.dtype, np.integer)) and value.constant == 1
 
 
-def is_natural(value: Value, made: Made) -> bool:
+def is_natural(value: LocalValue, made: Made) -> bool:
     """Whether an integer is known not to be negative."""
     if not np.issubdtype(value.dtype, np.integer):
         return False
@@ -148,7 +148,7 @@ def is_natural(value: Value, made: Made) -> bool:
     return step.primitive in _KEEP_SIGN and all(is_natural(operand, made) for operand in operands)
 
 
-def is_within(value: Value, low: Value, high: Value, made: Made) -> bool:
+def is_within(value: LocalValue, low: LocalValue, high: LocalValue, made: Made) -> bool:
     """Whether an integer is known to be between two numbers."""
     if low.constant is None or high.constant is None or not is_integer(value):
         return False
@@ -156,7 +156,7 @@ def is_within(value: Value, low: Value, high: Value, made: Made) -> bool:
     return found is not None and int(low.constant.max()) <= found[0] and found[1] <= int(high.constant.min())
 
 
-def _range(value: Value, made: Made) -> tuple[int, int] | None:
+def _range(value: LocalValue, made: Made) -> tuple[int, int] | None:
     if value.constant is not None:
         return (int(value.constant.min()), int(value.constant.max())) if value.constant.size else None
     step = made.get(value)
@@ -189,7 +189,7 @@ _OF_NUMBERS: Mapping[str, Callable[..., int]] = {
 """Primitives on integers that are known."""
 
 
-def folded(step: Step) -> Value | None:
+def folded(step: Step) -> LocalValue | None:
     """The result of a step on known integers, where it is simple; what a condition is beside one that always holds."""
     (result,) = step.outputs
     if step.primitive == "and" and result.dtype == np.bool_:
@@ -202,4 +202,4 @@ def folded(step: Step) -> Value | None:
     number = np.asarray(_OF_NUMBERS[step.primitive](*known))
     folded_number = number.astype(result.dtype)
     is_exact = not is_integer(result) or int(folded_number) == int(number)
-    return Value((), result.dtype, folded_number) if is_exact else None
+    return LocalValue((), result.dtype, folded_number) if is_exact else None

@@ -23,9 +23,9 @@ from sdy_jax.lowering.ops.emit import NotedOp, local_function, noting_ops, used_
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.plan.source.steps import (
     LOOKUP,
-    Block,
+    LocalValue,
     Step,
-    Value,
+    StepBlock,
     captured_by,
     folded,
     is_natural,
@@ -48,10 +48,10 @@ _ALIASES = frozenset(
 class Simplifier:
     """What is known of the steps of one block so far, in order."""
 
-    made: dict[Value, Step] = field(default_factory=dict)
-    _scalars: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    made: dict[LocalValue, Step] = field(default_factory=dict)
+    _scalars: dict[tuple[object, ...], LocalValue] = field(default_factory=dict)
 
-    def same(self, step: Step) -> Value | None:
+    def same(self, step: Step) -> LocalValue | None:
         """The value that a step returns as it is, or that an equal step has made; None if it makes one itself."""
         if len(step.outputs) != 1 or step.blocks:
             return None
@@ -68,7 +68,7 @@ class Simplifier:
         """A step that is kept."""
         self.made.update(dict.fromkeys(step.outputs, step))
 
-    def _unchanged(self, step: Step) -> Value | None:
+    def _unchanged(self, step: Step) -> LocalValue | None:
         """The operand that a step returns as it is."""
         name, inputs = step.primitive, step.inputs
         if name in _ALIASES and _changes_nothing(step):
@@ -84,7 +84,7 @@ class Simplifier:
             return inputs[1]
         return self._index_within(step) if name == "select_n" and len(inputs) == 3 else None
 
-    def _equal_scalar(self, step: Step) -> Value | None:
+    def _equal_scalar(self, step: Step) -> LocalValue | None:
         """Positions of devices and the like, which each op computes for itself."""
         (result,) = step.outputs
         if result.shape or not np.issubdtype(result.dtype, np.integer):
@@ -103,7 +103,7 @@ class Simplifier:
         if table.constant is not None and is_natural(index, self.made):
             step.primitive, step.params, step.inputs = LOOKUP, {}, [table, index]
 
-    def _index_within(self, step: Step) -> Value | None:
+    def _index_within(self, step: Step) -> LocalValue | None:
         """`index` of `where(index < 0, index + size, index)`, if it is not negative, and of
         `where((index < 0) | (index > last), last, index)`, if it is neither."""
         condition, index, other = step.inputs
@@ -115,7 +115,7 @@ class Simplifier:
             return index if is_from_end and is_natural(index, self.made) else None
         tests = [self.made.get(value) for value in asks.inputs] if asks.primitive == "or" else [None]
         is_of_index = all(test is not None and test.inputs[0] is index for test in tests)
-        zero = Value((), index.dtype, np.zeros((), index.dtype))
+        zero = LocalValue((), index.dtype, np.zeros((), index.dtype))
         return index if is_of_index and is_within(index, zero, other, self.made) else None
 
 
@@ -126,7 +126,7 @@ def _changes_nothing(step: Step) -> bool:
     return step.primitive != "pad" or all(tuple(each) == (0, 0, 0) for each in step.params["padding_config"])
 
 
-def _key(value: Value) -> object:
+def _key(value: LocalValue) -> object:
     return id(value) if value.constant is None else (value.dtype.name, value.shape, value.constant.tobytes())
 
 
@@ -211,11 +211,11 @@ _CALLS = {
 _OP = re.compile(r"\bsdy_op_(\d+)\b")
 
 
-def read_function(jaxpr: Any, inputs: Sequence[Value]) -> Block:
+def read_function(jaxpr: Any, inputs: Sequence[LocalValue]) -> StepBlock:
     """A closed jaxpr, or one whose constants are its first arguments, as a block of the given inputs."""
     reader = _Reader()
     outputs = reader.run(jaxpr, inputs, None)
-    return Block(list(inputs), reader.steps, outputs)
+    return StepBlock(list(inputs), reader.steps, outputs)
 
 
 @dataclass(slots=True)
@@ -225,13 +225,13 @@ class _Reader:
     steps: list[Step] = field(default_factory=list)
     _simplifier: Simplifier = field(default_factory=Simplifier)
 
-    def run(self, jaxpr: Any, inputs: Sequence[Value], op: int | None) -> list[Value]:
+    def run(self, jaxpr: Any, inputs: Sequence[LocalValue], op: int | None) -> list[LocalValue]:
         """Adds the steps of a function, which is part of an op, and returns its results."""
         inner, consts = _opened(jaxpr)
         known = dict(zip(inner.constvars, map(constant, consts), strict=True))
         known.update(zip(inner.invars, inputs, strict=True))
 
-        def of(atom: Any) -> Value:
+        def of(atom: Any) -> LocalValue:
             return constant(atom.val) if isinstance(atom, Literal) else known[atom]
 
         for eqn in inner.eqns:
@@ -239,7 +239,7 @@ class _Reader:
             known.update(zip(eqn.outvars, self._step(eqn, operands, _op_of(eqn, op)), strict=True))
         return list(map(of, inner.outvars))
 
-    def _step(self, eqn: JaxprEqn, operands: list[Value], op: int | None) -> list[Value]:
+    def _step(self, eqn: JaxprEqn, operands: list[LocalValue], op: int | None) -> list[LocalValue]:
         name, params = eqn.primitive.name, eqn.params
         if name in _CALLS:
             return self.run(params[_CALLS[name]], operands, op)
@@ -262,27 +262,27 @@ def _op_of(eqn: JaxprEqn, around: int | None) -> int | None:
     return int(found[-1]) if found else around
 
 
-def constant(x: Any) -> Value:
+def constant(x: Any) -> LocalValue:
     """A value that is known."""
     array = np.asarray(x)
-    return Value(array.shape, array.dtype, array)
+    return LocalValue(array.shape, array.dtype, array)
 
 
-def new_values(jaxpr: Any) -> list[Value]:
+def new_values(jaxpr: Any) -> list[LocalValue]:
     """Values of the types of a function's arguments."""
     return list(map(_value, _opened(jaxpr)[0].invars))
 
 
-def _value(variable: Any) -> Value:
-    return Value(tuple(variable.aval.shape), variable.aval.dtype)
+def _value(variable: Any) -> LocalValue:
+    return LocalValue(tuple(variable.aval.shape), variable.aval.dtype)
 
 
-def _region(step: Step, jaxpr: Any, outer: Sequence[Value]) -> Block:
+def _region(step: Step, jaxpr: Any, outer: Sequence[LocalValue]) -> StepBlock:
     """A function whose first arguments are values from outside, as a block of the others."""
     inputs = new_values(jaxpr)[len(outer) :]
     reader = _Reader()
     outputs = reader.run(jaxpr, [*outer, *inputs], step.op)
-    return Block(inputs, reader.steps, outputs)
+    return StepBlock(inputs, reader.steps, outputs)
 
 
 def _while(step: Step) -> None:
@@ -321,7 +321,7 @@ _REGIONS: Mapping[str, Callable[[Step], None]] = {"while": _while, "scan": _scan
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class DeviceFunction:
     """The per-device function.
 
     Attributes:
@@ -332,7 +332,7 @@ class Traced:
             used, and those that have elements.
     """
 
-    body: Block
+    body: StepBlock
     ops: Sequence[NotedOp]
     mesh: RefinedMesh
     taken: tuple[int, ...]
@@ -342,7 +342,7 @@ class Traced:
         return self.mesh.spec(sharding)
 
 
-def trace(graph: Graph, mesh: Mesh, results: Sequence[TensorSharding]) -> Traced:
+def trace(graph: Graph, mesh: Mesh, results: Sequence[TensorSharding]) -> DeviceFunction:
     """Traces the main function of a partitioned module on its mesh; `results` are the shardings of its results."""
     refined = RefinedMesh.of(mesh, used_axes(graph))
     arguments = [v.sharding or TensorSharding.replicated("mesh", len(v.shape or ())) for v in graph.arguments]
@@ -362,17 +362,19 @@ def trace(graph: Graph, mesh: Mesh, results: Sequence[TensorSharding]) -> Traced
     body = _read(jaxpr, refined)
     returned = graph.main.blocks[0].terminator.operands
     made = tuple(i for i, value in enumerate(returned) if math.prod(value.shape or ()))
-    body = without_dead_steps(Block(body.inputs, body.steps, [body.outputs[i] for i in made]))
-    used = captured_by(Block([], body.steps, body.outputs))
+    body = without_dead_steps(StepBlock(body.inputs, body.steps, [body.outputs[i] for i in made]))
+    used = captured_by(StepBlock([], body.steps, body.outputs))
     taken = tuple(i for i, value in enumerate(body.inputs) if value in used)
-    return Traced(Block([body.inputs[i] for i in taken], body.steps, body.outputs), ops, refined, taken, made)
+    return DeviceFunction(
+        StepBlock([body.inputs[i] for i in taken], body.steps, body.outputs), ops, refined, taken, made
+    )
 
 
 def _type_of(value: GlobalValue) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape or (), numpy_dtype(value.dtype))
 
 
-def _read(jaxpr: Any, mesh: RefinedMesh) -> Block:
+def _read(jaxpr: Any, mesh: RefinedMesh) -> StepBlock:
     """The body of the `shard_map`, and nothing else, of a function that is one."""
     found = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "shard_map"]
     if len(found) != 1:
@@ -384,7 +386,7 @@ def _read(jaxpr: Any, mesh: RefinedMesh) -> Block:
     for value, x in zip(inputs, given, strict=True):
         value.constant = x
     block = read_function(on_atoms(inner, [*zip(mesh.axis_names, mesh.shape, strict=True)]), inputs)
-    return Block([v for v in inputs if v.constant is None], block.steps, block.outputs)
+    return StepBlock([v for v in inputs if v.constant is None], block.steps, block.outputs)
 
 
 def _constants(variables: Sequence[Any], known: dict[Any, Any]) -> Iterator[Any]:

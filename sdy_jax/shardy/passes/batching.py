@@ -110,11 +110,11 @@ class _Part:
         return Ramp(ramp.start, dims[ramp.dim]) if ramp.dim in dims else None
 
 
-def _ramp_along(part: _Part, dim: int, start: int = 0) -> Ramp:
+def _ramp_along(part: _Part, dim: int) -> Ramp:
     """A count along a dimension of the result, of which only a part may be wanted."""
     if part.at is not None and part.at.dim == dim:
-        return Ramp(start + part.at.index)
-    return Ramp(start, dim if part.shape[dim] > 1 else None)
+        return Ramp(part.at.index)
+    return Ramp(0, dim if part.shape[dim] > 1 else None)
 
 
 def _constant(part: _Part) -> Ramp | None:

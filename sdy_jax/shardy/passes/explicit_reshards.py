@@ -370,7 +370,7 @@ def _reduction_steps(
     if source is None or (target is not None and source.mesh != target.mesh):
         return []
     steps = list(_steps(source, target, meshes))
-    return steps if _unreduces(steps) else _reducing(steps)
+    return steps if _unreduces(steps) else [step for step in steps if step[0] is not None and step[0].kind in REDUCING]
 
 
 def _reductions(
@@ -380,10 +380,6 @@ def _reductions(
     if source is None or (target is not None and source.mesh != target.mesh) or mesh_of(meshes, source).is_maximal:
         return []
     return list(_reduced(source, target or replace(source, unreduced_axes=()), mesh_of(meshes, source))[1:])
-
-
-def _reducing(steps: list[StatedStep]) -> list[StatedStep]:
-    return [step for step in steps if step[0] is not None and step[0].kind in REDUCING]
 
 
 def _unreduces(steps: list[StatedStep]) -> bool:

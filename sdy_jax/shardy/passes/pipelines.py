@@ -21,9 +21,9 @@ from sdy_jax.shardy.passes.registry import (
     WrittenPass,
     as_keywords,
     checked,
+    declared_options,
     error_at,
     full_name,
-    options_of,
     written_passes,
 )
 from sdy_jax.shardy.rules import Compat, has_newer_passes, is_newest
@@ -282,7 +282,7 @@ def _meant(written: WrittenPass, pipeline: str) -> Iterator[Pass]:
     try:
         name = full_name(written.name, {**PASSES, **PIPELINES})
         function = PASSES.get(name) or PIPELINES[name]
-        known = options_of(function)
+        known = declared_options(function)
         given = {option: _value(text, known.get(option)) for option, text in written.options.items()}
         keywords = as_keywords(checked(name, function, given).items())
     except ParseError as error:

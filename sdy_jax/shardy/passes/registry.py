@@ -28,7 +28,7 @@ from sdy_jax.shardy.passes import (
     propagation,
 )
 from sdy_jax.shardy.passes.calls import inline_calls
-from sdy_jax.shardy.passes.constants import merge_constants, split_constants
+from sdy_jax.shardy.passes.cleanup import merge_constants, split_constants
 from sdy_jax.shardy.passes.debug_info import remove_propagation_debug_info, save_module
 
 # The grammar of textual pass pipelines, as MLIR writes them.
@@ -74,7 +74,7 @@ def written_passes(text: str) -> list[WrittenPass]:
     return found
 
 
-def quoted(value: str) -> str | None:
+def quoted_option(value: str) -> str | None:
     """The text of an option's value, in quotes or braces where it needs them; None if nothing can hold it."""
     written = (value, f"{{{value}}}", f"'{value}'", f'"{value}"')
     return next((text for text in written if _read_back(text) == value), None)
@@ -299,7 +299,7 @@ class Pass:
 
     def with_options(self, **options: bool | str | None) -> Pass:
         """The pass with further or other options, as far as it knows them."""
-        known = options_of(PASSES[self.name])
+        known = declared_options(PASSES[self.name])
         more = {option: value for option, value in options.items() if option.replace("_", "-") in known}
         return Pass(self.name, **{**as_keywords(self.options), **more})
 
@@ -330,7 +330,7 @@ FLAG = ("true", "false")
 
 
 @cache
-def options_of(function: Callable[..., Any]) -> Mapping[str, AllowedValues]:
+def declared_options(function: Callable[..., Any]) -> Mapping[str, AllowedValues]:
     """The options of a pass's or pipeline's function, as written in text."""
     bound = set(function.keywords) if isinstance(function, partial) else set()
     function = function.func if isinstance(function, partial) else function
@@ -353,7 +353,7 @@ def checked(name: str, function: Callable[..., Any], given: Mapping[str, bool | 
     Raises:
       ParseError: one that it has not, or that cannot have this value.
     """
-    known = options_of(function)
+    known = declared_options(function)
     for option, value in given.items():
         if option not in known:
             options = f"its options are {', '.join(known)}" if known else "it has none"
@@ -367,11 +367,11 @@ def checked(name: str, function: Callable[..., Any], given: Mapping[str, bool | 
 def _is_allowed(value: bool | str, allowed: AllowedValues) -> bool:
     if allowed == FLAG or not isinstance(value, str):
         return allowed == FLAG and isinstance(value, bool)
-    return value in allowed if allowed else quoted(value) is not None
+    return value in allowed if allowed else quoted_option(value) is not None
 
 
 def _option_text(value: bool | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(quoted(value))
+    return str(value).lower() if isinstance(value, bool) else str(quoted_option(value))
 
 
 def as_keywords(options: Iterable[tuple[str, bool | str]]) -> dict[str, Any]:

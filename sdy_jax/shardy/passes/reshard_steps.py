@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sdy_jax.ir.call_stacks import alike_from_start
 from sdy_jax.ir.collectives import Params, SdyCollective
+from sdy_jax.ir.locations import alike_from_start
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, axes_size, can_merge, merge_neighbours, primes
 from sdy_jax.ir.shardings import TensorSharding
 

@@ -164,7 +164,7 @@ _FAMILIES: dict[str, Callable[[Op], Iterator[DataFlowEdge]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CrossedBorder:
     """The border of a manual computation that an edge crosses: its manual axes and the outer sharding given there.
 
     `kept` are the axes that dimensions of this sharding wait for, which nothing else may take before that. (Shardy
@@ -176,7 +176,7 @@ class View:
     kind: EdgeKind
     kept: tuple[AxisRef, ...] = ()
 
-    def keeping(self, axes: Sequence[AxisRef]) -> View:
+    def keeping(self, axes: Sequence[AxisRef]) -> CrossedBorder:
         """The border while some dimensions wait for these axes."""
         kept = tuple(axis for axis in axes if axis.name not in self.manual)
         given = tuple(axis for axis in self.outer.replicated_axes if axis not in self.kept)
@@ -197,11 +197,11 @@ class View:
         return add_free_axes(self.outer, sharding, self.manual)
 
 
-def view_of(op: Op, edge: DataFlowEdge) -> View | None:
+def view_of(op: Op, edge: DataFlowEdge) -> CrossedBorder | None:
     """The conversion at an edge of a manual computation, if only of replicated axes; None where there is none."""
     name = "in_shardings" if edge.kind is EdgeKind.BODY_ARGUMENT else "out_shardings"
     outer = shardings_from_attribute(op.attributes[name]) if op.name == "sdy.manual_computation" else ()
-    return View(outer[edge.owner.index], manual_axes(op), edge.kind) if outer else None
+    return CrossedBorder(outer[edge.owner.index], manual_axes(op), edge.kind) if outer else None
 
 
 @cache

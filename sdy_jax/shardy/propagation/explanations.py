@@ -36,7 +36,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class AxisOrigin:
     """The origin of an axis: a write, and the value id, dimension and axis from which the axis spread.
 
     `source` is the index of the tensor of the step's op that had the axis; None: the axis came through the sharding
@@ -96,7 +96,7 @@ class History:
                     found.setdefault(peer, []).append(Write(step, tensor, value_id, sharding))
         return found
 
-    def cause(self, value_id: int, dim: int, axis: AxisRef) -> Cause | None:
+    def cause(self, value_id: int, dim: int, axis: AxisRef) -> AxisOrigin | None:
         """The first step that gave a value id an axis; None: no step did, or it was there from the start (`is_given`).
 
         A source had the axis before the step, so that following causes ends at an axis that was given.
@@ -104,7 +104,7 @@ class History:
         for write in self.writes.get(value_id, ()):
             if has_axis(write.sharding, dim, axis):
                 if write.through != value_id:
-                    return Cause(write, None, None, write.through, dim, axis)
+                    return AxisOrigin(write, None, None, write.through, dim, axis)
                 return self._cause(write, dim, axis)
         return None
 
@@ -112,7 +112,7 @@ class History:
         """The value id had the axis before propagation."""
         return has_axis(self.engine.given(value_id), dim, axis)
 
-    def _cause(self, write: Write, dim: int, axis: AxisRef) -> Cause | None:
+    def _cause(self, write: Write, dim: int, axis: AxisRef) -> AxisOrigin | None:
         step = write.step
         for spread in step.spreads:
             piece = next((a for a in gained(spread) if overlaps(a, axis)), None)
@@ -122,11 +122,11 @@ class History:
             if source is None:
                 source = self._holder(step, spread, piece)
             if source is None:
-                return Cause(write, spread, None, write.through, dim, axis)
+                return AxisOrigin(write, spread, None, write.through, dim, axis)
             there = dim_of(step.rule.mappings[source], spread.factor)
             held = axis_at(step.before[source], there, piece) or piece
-            return Cause(write, spread, source, step.tensors[source], there, held)
-        return Cause(write, None, None, write.through, dim, axis)
+            return AxisOrigin(write, spread, source, step.tensors[source], there, held)
+        return AxisOrigin(write, None, None, write.through, dim, axis)
 
     @staticmethod
     def _holder(step: RecordedStep, spread: Spread, piece: AxisRef) -> int | None:

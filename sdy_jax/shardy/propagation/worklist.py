@@ -12,9 +12,9 @@ from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.shardy.propagation.data_flow import (
     FUNC_EDGE,
+    CrossedBorder,
     DataFlowEdge,
     EdgeKind,
-    View,
     calls_by_callee,
     edges_of,
     edges_of_calls,
@@ -169,7 +169,7 @@ class WorklistEntry(NamedTuple):
     kind: int
     directions: tuple[Directions, ...]
     counts_uses: bool = False
-    view: View | None = None
+    view: CrossedBorder | None = None
 
 
 class EntryFactory:
@@ -213,7 +213,7 @@ class EntryFactory:
         return [entry for entry in entries if entry is not None]
 
     def _identity(
-        self, op: Op, sources: Sequence[Value], result: int, direction: Direction, view: View | None = None
+        self, op: Op, sources: Sequence[Value], result: int, direction: Direction, view: CrossedBorder | None = None
     ) -> WorklistEntry | None:
         shape = sources[0].shape if sources else None
         if shape is None:

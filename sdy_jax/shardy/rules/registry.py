@@ -180,7 +180,7 @@ class RuleBook:
 
     def _computed(self, op: Op) -> OpShardingRule | None:
         found = self._instead.get(op.name) or RULES[op.name]
-        return found(op, self._conservative) if _has_static_tensors(op) else None
+        return found(op, self._conservative) if all(v.shape is not None for v in (*op.operands, *op.results)) else None
 
     def _remember(self, own: ir.Attribute, read: Callable[[ir.Attribute], OpShardingRule]) -> OpShardingRule | None:
         if own not in self._known:
@@ -196,10 +196,6 @@ def is_newest(compat: Compat) -> bool:
 def has_newer_passes(compat: Compat) -> bool:
     """Whether constraints reach calls and values stated to be open, and returned values the results of main."""
     return compat in ("shardy-0.12", "sdy_jax") or (compat == "shardy" and _HAS_NEWER_PASSES)
-
-
-def _has_static_tensors(op: Op) -> bool:
-    return all(v.shape is not None for v in (*op.operands, *op.results))
 
 
 # Ops through which unreduced values may pass before they are reduced.

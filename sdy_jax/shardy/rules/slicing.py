@@ -39,13 +39,7 @@ CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant",
 @rule("stablehlo.slice", "stablehlo.pad")
 def slice_or_pad(op: Op, conservative: bool) -> OpShardingRule:
     """Where the size changes, elements move between shards. The padding value is a scalar and stays out."""
-    result, builder = result_shape(op), RuleBuilder.of(op)
-    for dim, size in enumerate(shape_of(op)):
-        if size == result[dim]:
-            builder.add_all(dim, size)
-        else:
-            builder.add_all(dim, size, PERMUTATION, blocked=conservative)
-    return builder.build()
+    return _resized(op, PERMUTATION, conservative)
 
 
 @rule("stablehlo.pad", newer=True)
@@ -177,13 +171,17 @@ def _is_constant(value: Value) -> bool:
 
 def changed_sizes_blocked(op: Op) -> OpShardingRule:
     """Dimensions that keep their size pass through; the others need all of the operand, and nothing propagates."""
-    operand: Shape = shape_of(op)
+    return _resized(op, NEED_REPLICATION, True)
+
+
+def _resized(op: Op, changed: FactorType, blocked: bool) -> OpShardingRule:
+    """Dimensions that keep their size pass through; the factors of others are of a type."""
     result, builder = result_shape(op), RuleBuilder.of(op)
-    for dim, size in enumerate(operand):
+    for dim, size in enumerate(shape_of(op)):
         if size == result[dim]:
             builder.add_all(dim, size)
         else:
-            builder.add_all(dim, size, NEED_REPLICATION, blocked=True)
+            builder.add_all(dim, size, changed, blocked=blocked)
     return builder.build()
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.ir.kernels.library_kernels import _is_pointwise
+from sdy_jax.ir.kernels.libraries import _is_pointwise
 from sdy_jax.testing import assert_same
 
 __all__ = ["on_cpus"]

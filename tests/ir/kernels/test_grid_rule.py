@@ -13,7 +13,7 @@ from jax.experimental.pallas import triton as plgpu
 from kernel_splits import call_of, calls_of, pattern, rule_of, why_whole
 from library_kernels import LIBRARY, interpreted
 
-from sdy_jax.ir.kernels.grid_rule import Call, grid_rule
+from sdy_jax.ir.kernels.grid_rule import PallasCall, grid_rule
 
 ROWS = ((8, 4), (2, 4), lambda i: (i, 0))
 ALL = ((8, 4), (8, 4), lambda i: (0, 0))
@@ -264,7 +264,7 @@ def test_what_a_compiler_cannot_give_keeps_whole_what_needs_it():
     assert rule_of(triton).shifted == rule_of(reading).shifted == {0}
     assert rule_of(reading, "cuda").dims == (0,) and not rule_of(choosing, "cuda").dims
     shapes = [x.aval.shape for x in reading.invars]
-    assert not grid_rule(Call(reading.params), shapes, False, False).dims
+    assert not grid_rule(PallasCall(reading.params), shapes, False, False).dims
 
 
 def test_dimensions_of_vmap_are_named_so_and_not_counted():
@@ -278,8 +278,8 @@ def test_dimensions_of_vmap_are_named_so_and_not_counted():
     assert pattern(rule_of(equation)) == "([i, j, .])->([i, j, .]) {i=3, j=4} shifted={j}"
     (equation,) = calls_of(mapped, jax.ShapeDtypeStruct((3, 8, 5, 4), jnp.float32))
     assert pattern(rule_of(equation)) == "([i, k, j, .])->([i, j, k, .]) {i=3, j=5, k=4} shifted={k}"
-    assert Call(equation.params).named(0) == "a dimension of vmap of `numbered`"
-    assert Call(equation.params).named(2) == "grid dimension 0 of `numbered`"
+    assert PallasCall(equation.params).named(0) == "a dimension of vmap of `numbered`"
+    assert PallasCall(equation.params).named(2) == "grid dimension 0 of `numbered`"
 
 
 def test_index_maps_that_ask_for_program_ids_keep_all_whole():
@@ -303,7 +303,7 @@ def test_a_body_of_an_unknown_form_is_whole_and_says_so(monkeypatch):
     def unknown(*args):
         raise KeyError("tree")
 
-    monkeypatch.setattr("sdy_jax.ir.kernels.grid_rule.carried", unknown)
+    monkeypatch.setattr("sdy_jax.ir.kernels.grid_rule.carrier", unknown)
     equation = call_of(copy, (4,), [ROWS], [ROWS])
     assert why_whole(equation, 0) == "the body of `copy` is of an unknown form (KeyError: 'tree')"
     assert pattern(rule_of(equation)) == "([., .])->([., .]) {}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from sdy_jax.ir.kernels.index_arithmetic import Entry, entries, evaluate
+from sdy_jax.ir.kernels.index_arithmetic import IndexEntry, entries, evaluate
 
 FLOATS = jax.ShapeDtypeStruct((4,), jnp.int32)
 
@@ -20,22 +20,22 @@ def entries_of(index_map, *grid):
 
 
 def follows(dim, steps=1):
-    return Entry(frozenset([dim]), dim, steps)
+    return IndexEntry(frozenset([dim]), dim, steps)
 
 
 def repeats(dim, steps):
-    return Entry(frozenset([dim]), None, steps, dim)
+    return IndexEntry(frozenset([dim]), None, steps, dim)
 
 
 def odd(*dims):
-    return Entry(frozenset(dims))
+    return IndexEntry(frozenset(dims))
 
 
 CASES = {
     "an index itself": (lambda i, j: (i, j), (4, 8), (follows(0), follows(1))),
     "the same one twice": (lambda i: (i, i), (4,), (follows(0), follows(0))),
-    "constants": (lambda i: (0, 3), (4,), (Entry(), Entry())),
-    "computed constants": (lambda i: (i * 0, i // 4, jnp.minimum(i, 0)), (4,), (Entry(),) * 3),
+    "constants": (lambda i: (0, 3), (4,), (IndexEntry(), IndexEntry())),
+    "computed constants": (lambda i: (i * 0, i // 4, jnp.minimum(i, 0)), (4,), (IndexEntry(),) * 3),
     "major parts": (lambda h: (h // 4, h // 2, h >> 1), (8,), (follows(0, 4), follows(0, 2), follows(0, 2))),
     "major parts that do not divide": (lambda h: (h // 3,), (8,), (follows(0, 3),)),
     "minor parts": (lambda h: (h % 4, jax.lax.rem(h, 2), h & 1), (8,), (repeats(0, 4), repeats(0, 2), repeats(0, 2))),
@@ -50,7 +50,7 @@ CASES = {
     "of which one does not count": (lambda i, j: (jnp.where(j < 9, i, 0),), (4, 4), (odd(0, 1),)),
     "floats": (lambda i: ((i / 2 * 2).astype(jnp.int32), jnp.round(i / 2).astype(jnp.int32)), (4,), (odd(0),) * 2),
     "an extent known only when it runs": (lambda i, j: (i, i // 2, j), (None, 4), (follows(0), odd(0), follows(1))),
-    "one step": (lambda i: (i, i // 2), (1,), (follows(0), Entry())),
+    "one step": (lambda i: (i, i // 2), (1,), (follows(0), IndexEntry())),
     "a call": (lambda i: (jax.jit(lambda x: x // 2)(i),), (4,), (follows(0, 2),)),
     "a branch": (lambda i: (jax.lax.cond(i > 1, lambda: 1, lambda: 0),), (4,), (odd(0),)),
     "a loop": (lambda i: (jax.lax.fori_loop(0, 2, lambda _, x: x + 0, i),), (4,), (odd(0),)),
@@ -96,7 +96,7 @@ def test_tables_of_scalars_make_an_entry_odd_to_what_looks_them_up():
 
     (call,) = calls_of(run, FLOATS, jax.ShapeDtypeStruct((4, 4, 4), jnp.float32))
     mapping = call.params["grid_mapping"].block_mappings[0]
-    assert entries(mapping.index_map_jaxpr.jaxpr, (4, 2)) == (odd(0), Entry(), follows(0))
+    assert entries(mapping.index_map_jaxpr.jaxpr, (4, 2)) == (odd(0), IndexEntry(), follows(0))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint32, np.bool_])

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kernel_splits import calls_of
 
-from sdy_jax.ir.kernels.grid_rule import Call, call_on_blocks
+from sdy_jax.ir.kernels.grid_rule import PallasCall, call_on_blocks
 
 KEPT = ("compiler_params", "debug", "input_output_aliases", "interpret", "mesh", "metadata", "name")
 PARAMS = pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=1 << 20)
@@ -41,7 +41,7 @@ def on_blocks(whole, parts, **firsts):
 
     def part(x, y, first=None):
         given = {} if first is None else {0: first}
-        return call_on_blocks(Call(whole.params), [8 // parts], [x, y], [(rows, 8)] * 2, given, True)
+        return call_on_blocks(PallasCall(whole.params), [8 // parts], [x, y], [(rows, 8)] * 2, given, True)
 
     (found,) = calls_of(part, *avals, *firsts.values())
     return found

@@ -20,7 +20,7 @@ from random_kernels import drawn_kernel
 import sdy_jax as sdy
 from sdy_jax.ir.kernels import grid_rule, index_arithmetic
 from sdy_jax.ir.kernels.body import Shift
-from sdy_jax.ir.kernels.index_arithmetic import Entry
+from sdy_jax.ir.kernels.index_arithmetic import IndexEntry
 from sdy_jax.lowering.ops.custom_calls import _shifted
 from sdy_jax.lowering.ops.registry import STRATEGIES, Strategy, pass_through_factors
 
@@ -52,17 +52,17 @@ def _reads_those_of_vmap(right):
 def _follows_what_is_odd(right):
     def wrong(dim, table):
         found = right(dim, table)
-        return Entry(found.mentions, dim) if found.is_odd_to(dim) else found
+        return IndexEntry(found.mentions, dim) if found.is_odd_to(dim) else found
 
     return wrong
 
 
 def _stays_in_place(right):
-    return lambda old, kinds, extents, avals: right(old, [Entry()] * len(kinds), extents, avals)
+    return lambda old, kinds, extents, avals: right(old, [IndexEntry()] * len(kinds), extents, avals)
 
 
 def _moves_all(right):
-    return lambda old, kinds, extents, avals: right(old, [Entry(frozenset(extents))] * len(kinds), extents, avals)
+    return lambda old, kinds, extents, avals: right(old, [IndexEntry(frozenset(extents))] * len(kinds), extents, avals)
 
 
 def _stays(right):
@@ -102,7 +102,7 @@ def numbered(x, size=2):
 
 
 PLANTED = {
-    "nothing is carried": Planted(grid_rule, "carried", lambda right: lambda *args: None, 0),
+    "nothing is carried": Planted(grid_rule, "carrier", lambda right: lambda *args: None, 0),
     "nothing is kept": Planted(grid_rule, "_kept", lambda right: lambda call, dim: [], 0),
     "what moves stays": Planted(grid_rule, "_kept", _stays, through_a_result_that_moves),
     "operands are not changed": Planted(grid_rule, "written_arguments", lambda right: lambda body: frozenset(), 9),
@@ -112,7 +112,7 @@ PLANTED = {
     "all indices are shifted": Planted(grid_rule, "_shifted_map", _moves_all, 0),
     "odd indices follow": Planted(index_arithmetic, "_of_table", _follows_what_is_odd, 4),
     "groups are taken apart": Planted(grid_rule, "_steps", lambda right: lambda *args: 1, 85),
-    "blocks are whole": Planted(grid_rule.Call, "_fits", lambda right: lambda *args: True, 8),
+    "blocks are whole": Planted(grid_rule.PallasCall, "_fits", lambda right: lambda *args: True, 8),
     "dimensions of vmap are shifted": Planted(grid_rule, "own_shift", _counts_dimensions_of_vmap, 1),
     "dimensions of vmap are read": Planted(grid_rule, "reads_of", _reads_those_of_vmap, 1),
 }

@@ -13,7 +13,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jax.extend.core import Literal
 
 from sdy_jax.annotate.jaxprs import Rewriting
-from sdy_jax.ir.kernels.library_functions import LIBRARY, dimensions, sizes_of
+from sdy_jax.ir.kernels.libraries import LIBRARY, dimensions, sizes_of
 from sdy_jax.ir.kernels.recognition import recognized
 
 MEGABLOX = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")

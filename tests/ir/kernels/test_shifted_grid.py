@@ -224,6 +224,6 @@ def test_kernels_for_gpus_get_their_place_as_one_more_array():
 
 
 def run_on_blocks_traced(equation, blocks):
-    from sdy_jax.ir.kernels.grid_rule import Call, call_on_blocks
+    from sdy_jax.ir.kernels.grid_rule import PallasCall, call_on_blocks
 
-    return call_on_blocks(Call(equation.params), [4], blocks, [(8, 4)] * 2, {0: jnp.int32(4)}, False)
+    return call_on_blocks(PallasCall(equation.params), [4], blocks, [(8, 4)] * 2, {0: jnp.int32(4)}, False)

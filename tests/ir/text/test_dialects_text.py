@@ -14,7 +14,7 @@ from sdy_jax.cli.main import main
 from sdy_jax.cli.opt import optimize
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.ir.text.assembly import canonical, pretty_form, read_pretty
-from sdy_jax.ir.text.cursor import Cursor, Position, Span
+from sdy_jax.ir.text.cursor import Cursor, Position, TextSpan
 from sdy_jax.ir.text.mesh_dialects import KINDS, OPS, REDUCTIONS, REQUIRED, Declaration
 from sdy_jax.ir.text.modules import SourceError, parse_module
 from sdy_jax.ir.text.statement import Statement, generic_form, make_statement, read_generic
@@ -169,14 +169,14 @@ def random_statement(rng: random.Random, op: Declaration) -> tuple[Statement, di
         type_ = implied.get(operand.type, operand.type)
         several = rng.randrange(3) if operand.name == "device" else counts.get(operand.name, 0)
         count = several if operand.variadic else 1
-        groups[operand.name] = [Span(f"%v{len(named) + n}", 0) for n in range(count)]
+        groups[operand.name] = [TextSpan(f"%v{len(named) + n}", 0) for n in range(count)]
         named.update({value.text: type_ for value in groups[operand.name]})
-        types += [Span(type_, 0)] * count
+        types += [TextSpan(type_, 0)] * count
     kinds = {attribute.name: KINDS[attribute.kind] for attribute in op.attributes}
-    attributes = {name: Span(kinds[name].generic(value, op.dialect), 0) for name, value in values.items()}
+    attributes = {name: TextSpan(kinds[name].generic(value, op.dialect), 0) for name, value in values.items()}
     if rng.random() < 0.3:
-        attributes["a.b"] = Span(rng.choice(_EXTRA), 0)
-    results = (Span(result, 0),) * (rng.randrange(1, 3) if op.results is None else op.results)
+        attributes["a.b"] = TextSpan(rng.choice(_EXTRA), 0)
+    results = (TextSpan(result, 0),) * (rng.randrange(1, 3) if op.results is None else op.results)
     return canonical(make_statement(op, groups, attributes, tuple(types), results)), named
 
 

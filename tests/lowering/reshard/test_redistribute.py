@@ -12,8 +12,8 @@ import pytest
 
 from sdy_jax.ir.device_orders import block_indices
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
-from sdy_jax.lowering.ops.redistribution import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.ops.registry import LocalOp
+from sdy_jax.lowering.ops.shards import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.reshard.strip_reads import (
     Piece,
     Window,

@@ -14,13 +14,13 @@ import sdy_jax as sdy
 from sdy_jax.ir.meshes import AxisRef
 from sdy_jax.ir.meshes import Mesh as Axes
 from sdy_jax.lowering.targets import measurements
-from sdy_jax.lowering.targets.measurements import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
+from sdy_jax.lowering.targets.measurements import AxisRates, Calibration, Probes, calibrated, default_path, fitted
 from sdy_jax.lowering.targets.rates import LastCut
 from sdy_jax.lowering.targets.target import machines
 from sdy_jax.runtime.devices import CollectiveTime
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
-SMALL = Sizes(collectives=(64, 4096, 65536), product=16, memory=4096)
+SMALL = Probes(collectives=(64, 4096, 65536), product=16, memory=4096)
 KNOWN = Calibration(
     MESH.devices.flat[0].device_kind,
     {"data": AxisRates(2, 1e9, 1e-6, 2e-6), "model": AxisRates(4, 2e9, 3e-6, 4e-6)},
@@ -76,7 +76,7 @@ def test_fast_devices_are_measured_with_more_than_what_any_op_takes(monkeypatch)
     monkeypatch.setattr(measurements, "product_time", product_time)
     monkeypatch.setattr(measurements, "elementwise_time", lambda mesh, n: launch + 2 * memory * n + error * (n == 4))
     monkeypatch.setattr(measurements, "collective_times", lambda *_: [])
-    found = Calibration.measured(MESH, Sizes())
+    found = Calibration.measured(MESH, Probes())
     assert found.flop == pytest.approx(flop, rel=0.05) and found.memory == pytest.approx(memory, rel=0.05)
     assert asked == [1024, 2048, 4096] and found.launch == pytest.approx(launch + error, rel=1e-3)
 
@@ -85,7 +85,7 @@ def test_what_is_measured_does_not_grow_without_end(monkeypatch):
     monkeypatch.setattr(measurements, "product_time", lambda mesh, rows, dtype: 0.0)
     monkeypatch.setattr(measurements, "elementwise_time", lambda mesh, n: 1e-3 if n == 4 else 0.0)
     monkeypatch.setattr(measurements, "collective_times", lambda *_: [])
-    found = Calibration.measured(MESH, Sizes())
+    found = Calibration.measured(MESH, Probes())
     assert found.flop == found.memory == measurements._LEAST
 
 

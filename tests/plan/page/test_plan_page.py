@@ -17,7 +17,7 @@ from sdy_jax.cli.main import main
 from sdy_jax.ir.jax_shardings import bytes_text
 from sdy_jax.plan.page.page import LINES, Folding, page_of
 from sdy_jax.plan.page.tables import table_of
-from sdy_jax.plan.page.text import Section, fitted
+from sdy_jax.plan.page.text import Section, fit_in_lines
 from sdy_jax.plan.profile import collectives_in_hlo, totals
 from sdy_jax.plan.record.program import RecordedBorder, RecordedTensor
 
@@ -219,9 +219,9 @@ def test_long_paths_lose_their_middle_on_a_page(deep):
 
 def test_sections_share_a_page():
     sections = [Section("a", [(f"{n}",) for n in range(100)]), Section("b", [("x",)]), Section("c")]
-    text = fitted(sections, 20)
+    text = fit_in_lines(sections, 20)
     assert len(text.splitlines()) == 20 and text.endswith("\n\nb\n  x\n\nc") and "and 87 more" in text
-    assert fitted(sections, 1000).count("\n") == 1 + 100 + 1 + 2 + 1 + 1 - 1
+    assert fit_in_lines(sections, 1000).count("\n") == 1 + 100 + 1 + 2 + 1 + 1 - 1
 
 
 def test_any_record_is_a_page(deep):

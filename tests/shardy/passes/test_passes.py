@@ -33,7 +33,7 @@ from sdy_jax.shardy.passes.pipelines import (
     propagation_pipeline,
     run_pipeline,
 )
-from sdy_jax.shardy.passes.registry import FLAG, PASSES, SOUGHT, Pass, options_of, written_passes
+from sdy_jax.shardy.passes.registry import FLAG, PASSES, SOUGHT, Pass, declared_options, written_passes
 from sdy_jax.shardy.propagation import propagate
 from sdy_jax.shardy.propagation.engine import Engine
 
@@ -290,7 +290,7 @@ def test_a_text_that_is_no_pipeline_is_an_error_with_its_place(text: str, column
 def _with_every_option() -> Iterator[Pass]:
     for name, function in PASSES.items():
         yield Pass(name)
-        for option, allowed in options_of(function).items():
+        for option, allowed in declared_options(function).items():
             texts = ("", "a b", "{x} 'y'", "a,b=c", "it's", '"q"', "}{", "100%")
             values: Iterable[bool | str] = (True, False) if allowed == FLAG else allowed or texts
             yield from (Pass(name, **{option: value}) for value in values)
@@ -471,7 +471,7 @@ def test_passes_and_pipelines_take_the_options_that_the_oracle_takes() -> None:
     with parse("").context:
         known = {name: found for name, found in {**PASSES, **PIPELINES}.items() if name.startswith("sdy-")}
         for name in filter(_is_registered, known.keys() - {"sdy-save-module"}):
-            for option, allowed in options_of(known[name]).items():
+            for option, allowed in declared_options(known[name]).items():
                 if option in ("compat", DEADLY) or (option in NEW_OPTIONS and jax.__version_info__ < (0, 12)):
                     continue
                 step = f"{name}{{{option}={'1' if allowed is None else allowed[0]}}}"

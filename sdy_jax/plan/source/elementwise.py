@@ -14,8 +14,8 @@ from sdy_jax.plan.source.expressions import (
     POWER,
     UNARY,
     XOR,
-    Call,
     Expr,
+    PrimitiveCall,
     dtype_text,
     infix,
     materialized,
@@ -115,7 +115,7 @@ ELEMENTWISE = frozenset(
 """What may be part of a longer expression."""
 
 
-def broadcasting(call: Call) -> list[Expr]:
+def broadcasting(call: PrimitiveCall) -> list[Expr]:
     """The operands, as NumPy broadcasts them to the result: one of them is an array of the result's dtype."""
     operands = [call.operand(i) for i in range(len(call.inputs))]
     if all(expr.is_number for expr in operands):
@@ -128,7 +128,7 @@ def broadcasting(call: Call) -> list[Expr]:
 
 
 @printer(*_OPERATORS)
-def _operator(call: Call) -> Expr:
+def _operator(call: PrimitiveCall) -> Expr:
     name = call.step.primitive
     if name in ("eq", "ne") and call.inputs[0] is call.inputs[1] and jnp.issubdtype(call.inputs[0].dtype, jnp.floating):
         is_nan = f"jnp.isnan({call.array(0).text})"
@@ -145,51 +145,51 @@ def _operator(call: Call) -> Expr:
     return call.result(infix(left, symbol, right, power), power)
 
 
-def _is_arithmetic_of_bits(call: Call, power: int) -> bool:
+def _is_arithmetic_of_bits(call: PrimitiveCall, power: int) -> bool:
     return power in (ADD, MUL) and call.out.dtype == np.bool_
 
 
 @printer(*_FUNCTIONS)
-def _function(call: Call) -> Expr:
+def _function(call: PrimitiveCall) -> Expr:
     if call.params.get("accuracy") is not None:
         raise call.refused("it asks for an accuracy")
     return call.result(f"{_FUNCTIONS[call.step.primitive]}({call.array(0).text})")
 
 
 @printer(*_PAIRS)
-def _pair(call: Call) -> Expr:
+def _pair(call: PrimitiveCall) -> Expr:
     left, right = broadcasting(call)
     return call.result(f"{_PAIRS[call.step.primitive]}({left.text}, {right.text})")
 
 
 @printer(*_LAX_PAIRS)
-def _pair_of_lax(call: Call) -> Expr:
+def _pair_of_lax(call: PrimitiveCall) -> Expr:
     return call.result(f"lax.{_LAX_PAIRS[call.step.primitive]}({call.arrays()})")
 
 
 @printer("neg")
-def _negative(call: Call) -> Expr:
+def _negative(call: PrimitiveCall) -> Expr:
     return call.result(f"-{call.array(0).within(UNARY)}", UNARY)
 
 
 @printer("not")
-def _inverted(call: Call) -> Expr:
+def _inverted(call: PrimitiveCall) -> Expr:
     return call.result(f"~{call.array(0).within(UNARY)}", UNARY)
 
 
 @printer("integer_pow")
-def _power(call: Call) -> Expr:
+def _power(call: PrimitiveCall) -> Expr:
     return call.result(f"{call.array(0).within(POWER + 1)} ** {call.params['y']}", POWER)
 
 
 @printer("round")
-def _rounded(call: Call) -> Expr:
+def _rounded(call: PrimitiveCall) -> Expr:
     method = call.params["rounding_method"].name
     return call.result(f"lax.round({call.array(0).text}, lax.RoundingMethod.{method})")
 
 
 @printer("select_n")
-def _chosen(call: Call) -> Expr:
+def _chosen(call: PrimitiveCall) -> Expr:
     which = call.inputs[0]
     if which.dtype != np.bool_ or len(call.inputs) != 3:
         return call.result(f"lax.select_n({call.arrays()})")
@@ -203,7 +203,7 @@ def _chosen(call: Call) -> Expr:
 
 
 @printer("convert_element_type")
-def _converted(call: Call) -> Expr:
+def _converted(call: PrimitiveCall) -> Expr:
     operand, dtype = call.inputs[0], call.out.dtype
     if np.issubdtype(operand.dtype, np.complexfloating) and not np.issubdtype(dtype, np.complexfloating):
         return call.result(f"lax.convert_element_type({call.array(0).text}, {dtype_text(dtype)})")
@@ -213,12 +213,12 @@ def _converted(call: Call) -> Expr:
 
 
 @printer("clamp")
-def _clamped(call: Call) -> Expr:
+def _clamped(call: PrimitiveCall) -> Expr:
     return call.result(f"lax.clamp({call.arrays()})")
 
 
 @printer("reduce_precision")
-def _less_precise(call: Call) -> Expr:
+def _less_precise(call: PrimitiveCall) -> Expr:
     bits = f"exponent_bits={call.params['exponent_bits']}, mantissa_bits={call.params['mantissa_bits']}"
     return call.result(f"lax.reduce_precision({call.array(0).text}, {bits})")
 
@@ -227,7 +227,7 @@ def _less_precise(call: Call) -> Expr:
 
 
 @printer("iota")
-def _counted(call: Call) -> Expr:
+def _counted(call: PrimitiveCall) -> Expr:
     dtype, shape, dim = dtype_text(call.out.dtype), call.out.shape, call.params["dimension"]
     if len(shape) == 1:
         return call.result(f"jnp.arange({shape[0]}, dtype={dtype})")
@@ -235,7 +235,7 @@ def _counted(call: Call) -> Expr:
 
 
 @printer("broadcast_in_dim")
-def _broadcast(call: Call) -> Expr:
+def _broadcast(call: PrimitiveCall) -> Expr:
     """The operand itself or a view of it, which NumPy broadcasts to the result."""
     operand, shape = call.operand(0), call.out.shape
     if operand.is_number or operand.shape == ():
@@ -257,7 +257,7 @@ def _broadcast(call: Call) -> Expr:
 
 
 @printer("reshape")
-def _reshaped(call: Call) -> Expr:
+def _reshaped(call: PrimitiveCall) -> Expr:
     if call.params.get("dimensions") is not None:
         raise call.refused("it reorders dimensions")
     return call.result(
@@ -268,7 +268,7 @@ def _reshaped(call: Call) -> Expr:
 
 
 @printer("squeeze")
-def _squeezed(call: Call) -> Expr:
+def _squeezed(call: PrimitiveCall) -> Expr:
     """`x[:, 0]`."""
     dims = set(call.params["dimensions"])
     return call.result(
@@ -277,12 +277,12 @@ def _squeezed(call: Call) -> Expr:
 
 
 @printer("expand_dims")
-def _expanded(call: Call) -> Expr:
+def _expanded(call: PrimitiveCall) -> Expr:
     return call.result(f"lax.expand_dims({call.array(0).text}, {call.params['dimensions']})")
 
 
 @printer("transpose")
-def _transposed(call: Call) -> Expr:
+def _transposed(call: PrimitiveCall) -> Expr:
     order, operand = tuple(call.params["permutation"]), call.array(0).atom
     if order == (1, 0):
         return call.result(f"{operand}.T")
@@ -290,7 +290,7 @@ def _transposed(call: Call) -> Expr:
 
 
 @printer("slice")
-def _sliced(call: Call) -> Expr:
+def _sliced(call: PrimitiveCall) -> Expr:
     """`x[:2, ::3]`."""
     starts, limits = call.params["start_indices"], call.params["limit_indices"]
     strides = call.params["strides"] or (1,) * len(starts)
@@ -311,52 +311,52 @@ def _index(dims: list[str]) -> str:
 
 
 @printer("pad")
-def _padded(call: Call) -> Expr:
+def _padded(call: PrimitiveCall) -> Expr:
     config = tuple(tuple(each) for each in call.params["padding_config"])
     return call.result(f"lax.pad({call.arrays()}, {config})")
 
 
 @printer("concatenate")
-def _joined(call: Call) -> Expr:
+def _joined(call: PrimitiveCall) -> Expr:
     return call.result(f"jnp.concatenate([{call.arrays()}], axis={call.params['dimension']})")
 
 
 @printer("stack")
-def _stacked(call: Call) -> Expr:
+def _stacked(call: PrimitiveCall) -> Expr:
     return call.result(f"jnp.stack([{call.arrays()}], axis={call.params['axis']})")
 
 
 @printer("unstack")
-def _unstacked(call: Call) -> Expr:
+def _unstacked(call: PrimitiveCall) -> Expr:
     return call.many(f"jnp.unstack({call.array(0).text}, axis={call.params['axis']})")
 
 
 @printer("rev")
-def _reversed(call: Call) -> Expr:
+def _reversed(call: PrimitiveCall) -> Expr:
     dims = set(call.params["dimensions"])
     steps = ["::-1" if d in dims else ":" for d in range(len(call.out.shape))]
     return call.result(f"{call.array(0).atom}[{_index(steps)}]")
 
 
 @printer("split")
-def _split(call: Call) -> Expr:
+def _split(call: PrimitiveCall) -> Expr:
     return call.many(f"lax.split({call.array(0).text}, {tuple(call.params['sizes'])}, axis={call.params['axis']})")
 
 
 @printer("bitcast_convert_type")
-def _bits(call: Call) -> Expr:
+def _bits(call: PrimitiveCall) -> Expr:
     return call.result(f"lax.bitcast_convert_type({call.array(0).text}, {dtype_text(call.out.dtype)})")
 
 
 @printer("layout_constraint")
-def _laid_out(call: Call) -> Expr:
+def _laid_out(call: PrimitiveCall) -> Expr:
     """The order of dimensions in memory, which some ops of XLA for CPUs rely on."""
     order = tuple(call.params["layout"].major_to_minor)
     return call.result(f"with_layout_constraint({call.array(0).text}, Layout({order}))")
 
 
 @printer("optimization_barrier")
-def _barrier(call: Call) -> Expr:
+def _barrier(call: PrimitiveCall) -> Expr:
     operands = [call.array(i).text for i in range(len(call.inputs))]
     if len(operands) == 1:
         return call.result(f"lax.optimization_barrier({operands[0]})")
@@ -366,7 +366,7 @@ def _barrier(call: Call) -> Expr:
 # Slices, gathers, scatters and sorts whose positions are computed.
 
 
-def _starts(call: Call, first: int) -> tuple[str, str]:
+def _starts(call: PrimitiveCall, first: int) -> tuple[str, str]:
     """Start indices, and what says that negative ones do not count from the end: XLA clamps them."""
     values = call.inputs[first:]
     known = [number_text(v.constant) if v.is_scalar_literal and v.constant is not None else None for v in values]
@@ -378,14 +378,14 @@ def _starts(call: Call, first: int) -> tuple[str, str]:
 
 
 @printer("dynamic_slice")
-def _dynamic_slice(call: Call) -> Expr:
+def _dynamic_slice(call: PrimitiveCall) -> Expr:
     starts, options = _starts(call, 1)
     sizes = shape_text(call.params["slice_sizes"])
     return call.result(f"lax.dynamic_slice({call.array(0).text}, {starts}, {sizes}{options})")
 
 
 @printer(LOOKUP)
-def _looked_up(call: Call) -> Expr:
+def _looked_up(call: PrimitiveCall) -> Expr:
     """`jnp.array([0, 2, 1], jnp.int32)[index]`."""
     table = call.array(0).text
     listed = "j" + table if table.startswith("np.array(") else f"jnp.asarray({table})"
@@ -393,13 +393,13 @@ def _looked_up(call: Call) -> Expr:
 
 
 @printer("dynamic_update_slice")
-def _updated(call: Call) -> Expr:
+def _updated(call: PrimitiveCall) -> Expr:
     starts, options = _starts(call, 2)
     return call.result(f"lax.dynamic_update_slice({call.arrays(0, 2)}, {starts}{options})")
 
 
 @printer("gather")
-def _gathered(call: Call) -> Expr:
+def _gathered(call: PrimitiveCall) -> Expr:
     options = ["slice_sizes", "unique_indices", "indices_are_sorted", "mode", "fill_value"]
     numbers = param_text(call.params["dimension_numbers"])
     return call.result(f"lax.gather({call.arrays()}, {numbers}, {_keywords(call, options)})")
@@ -421,19 +421,19 @@ _SCATTERS = {
 
 
 @printer(*_SCATTERS)
-def _scattered(call: Call) -> Expr:
+def _scattered(call: PrimitiveCall) -> Expr:
     numbers = param_text(call.params["dimension_numbers"])
     options = _keywords(call, ["indices_are_sorted", "unique_indices", "mode"])
     return call.result(f"lax.{_SCATTERS[call.step.primitive]}({call.arrays()}, {numbers}, {options})")
 
 
-def _keywords(call: Call, names: list[str]) -> str:
+def _keywords(call: PrimitiveCall, names: list[str]) -> str:
     texts = {name: param_text(call.params[name]) for name in names}
     return ", ".join(f"{name}={text}" for name, text in texts.items() if text not in ("False", "None"))
 
 
 @printer("sort")
-def _sorted(call: Call) -> Expr:
+def _sorted(call: PrimitiveCall) -> Expr:
     p = call.params
     options = f"dimension={p['dimension']}, is_stable={p['is_stable']}, num_keys={p['num_keys']}"
     if len(call.inputs) == 1:
@@ -442,6 +442,6 @@ def _sorted(call: Call) -> Expr:
 
 
 @printer("top_k")
-def _largest(call: Call) -> Expr:
+def _largest(call: PrimitiveCall) -> Expr:
     axis = call.params.get("axis", call.params.get("operand_axis", -1))
     return call.many(f"lax.top_k({call.array(0).text}, {call.params['k']}, axis={axis})")

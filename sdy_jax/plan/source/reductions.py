@@ -11,9 +11,9 @@ from jax import lax
 
 from sdy_jax.plan.source.expressions import (
     MUL,
-    Call,
     Expr,
     Function,
+    PrimitiveCall,
     dtype_text,
     infix,
     names_text,
@@ -27,7 +27,7 @@ from sdy_jax.plan.source.expressions import (
 
 
 @printer("dot_general")
-def _product(call: Call) -> Expr:
+def _product(call: PrimitiveCall) -> Expr:
     options = _options(call)
     if len(call.inputs[0].shape) + len(call.inputs[1].shape) > len(ascii_letters) or _is_of_bits(call):
         return _dot_general(call)
@@ -37,11 +37,11 @@ def _product(call: Call) -> Expr:
     return call.result(f"jnp.einsum({text})")
 
 
-def _is_of_bits(call: Call) -> bool:
+def _is_of_bits(call: PrimitiveCall) -> bool:
     return any(value.dtype == np.bool_ for value in call.inputs)
 
 
-def _options(call: Call) -> list[str]:
+def _options(call: PrimitiveCall) -> list[str]:
     """What a product asks for beside its defaults."""
     dtype, precision = call.params["preferred_element_type"], call.params["precision"]
     options = []
@@ -52,7 +52,7 @@ def _options(call: Call) -> list[str]:
     return options
 
 
-def _is_matmul(call: Call) -> bool:
+def _is_matmul(call: PrimitiveCall) -> bool:
     """Whether it is what `@` does: the last dimension with the first but one, after equal leading ones if there are."""
     sums, batching = call.params["dimension_numbers"]
     ranks = [len(value.shape) for value in call.inputs]
@@ -65,7 +65,7 @@ def _is_matmul(call: Call) -> bool:
     return is_batched and ranks[0] == ranks[1] > 2 and bool(sums[1][0] == ranks[1] - 2)
 
 
-def _subscripts(call: Call) -> str:
+def _subscripts(call: PrimitiveCall) -> str:
     """`ab,bc->ac`: batching dimensions first, then those of the left operand, then those of the right one."""
     (left_sums, right_sums), (left_batch, right_batch) = call.params["dimension_numbers"]
     left_rank, right_rank = (len(value.shape) for value in call.inputs)
@@ -81,13 +81,13 @@ def _free(letters: Sequence[str], sums: Sequence[int], batch: Sequence[int]) -> 
     return [letter for d, letter in enumerate(letters) if d not in sums and d not in batch]
 
 
-def _dot_general(call: Call) -> Expr:
+def _dot_general(call: PrimitiveCall) -> Expr:
     text = ", ".join([call.arrays(), str(call.params["dimension_numbers"]), *_options(call)])
     return call.result(f"lax.dot_general({text})")
 
 
 @printer("conv_general_dilated")
-def _convolved(call: Call) -> Expr:
+def _convolved(call: PrimitiveCall) -> Expr:
     params, rank = dict(call.params), len(call.out.shape) - 2
     plain: dict[str, Any] = {
         "lhs_dilation": (1,) * rank,
@@ -116,7 +116,7 @@ _WIDE = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128"
 
 
 @printer("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor")
-def _reduced(call: Call) -> Expr:
+def _reduced(call: PrimitiveCall) -> Expr:
     name, axes, dtype = call.step.primitive, tuple(call.params["axes"]), call.inputs[0].dtype
     short = _AS_NUMPY.get(name) if dtype in _WIDE else _OF_BITS.get(name) if dtype == np.bool_ else None
     operand = call.array(0)
@@ -128,14 +128,14 @@ def _reduced(call: Call) -> Expr:
 
 
 @printer("argmax", "argmin")
-def _position(call: Call) -> Expr:
+def _position(call: PrimitiveCall) -> Expr:
     (axis,) = call.params["axes"]
     return call.result(
         f"lax.{call.step.primitive}({call.array(0).text}, {axis}, {dtype_text(call.params['index_dtype'])})"
     )
 
 
-def _combining(call: Call) -> str:
+def _combining(call: PrimitiveCall) -> str:
     """The function of two elements, or of two tuples of elements."""
     (block,) = call.step.blocks
     count = len(block.inputs) // 2
@@ -146,7 +146,7 @@ def _combining(call: Call) -> str:
 
 
 @printer("reduce")
-def _reduced_by(call: Call) -> Expr:
+def _reduced_by(call: PrimitiveCall) -> Expr:
     count, name = len(call.inputs) // 2, _combining(call)
     dims = tuple(call.params["dimensions"])
     if count == 1:
@@ -163,13 +163,13 @@ _WINDOWS = {
 
 
 @printer("reduce_window_sum", "reduce_window_max", "reduce_window_min")
-def _windows(call: Call) -> Expr:
+def _windows(call: PrimitiveCall) -> Expr:
     by, start = _WINDOWS[call.step.primitive]
     initial = _start(call) if start is None else f"{dtype_text(call.out.dtype)}(0)".replace("jnp.float32", "np.float32")
     return call.result(f"lax.reduce_window({call.array(0).text}, {initial}, {by}, {_window_options(call)})")
 
 
-def _start(call: Call) -> str:
+def _start(call: PrimitiveCall) -> str:
     """What a running maximum or minimum starts from."""
     is_max, dtype = call.step.primitive.endswith("max"), call.out.dtype
     if dtype == np.bool_:
@@ -179,7 +179,7 @@ def _start(call: Call) -> str:
     return "-jnp.inf" if is_max else "jnp.inf"
 
 
-def _window_options(call: Call) -> str:
+def _window_options(call: PrimitiveCall) -> str:
     p, rank = call.params, len(call.out.shape)
     padding = tuple(tuple(map(int, pair)) for pair in p["padding"])
     texts = [shape_text(p["window_dimensions"]), shape_text(p["window_strides"]), str(padding)]
@@ -190,7 +190,7 @@ def _window_options(call: Call) -> str:
 
 
 @printer("reduce_window")
-def _windows_by(call: Call) -> Expr:
+def _windows_by(call: PrimitiveCall) -> Expr:
     count, name = len(call.inputs) // 2, _combining(call)
     if count == 1:
         return call.result(f"lax.reduce_window({call.arrays()}, {name}, {_window_options(call)})")
@@ -202,7 +202,7 @@ def _windows_by(call: Call) -> Expr:
 
 
 @printer("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _running(call: Call) -> Expr:
+def _running(call: PrimitiveCall) -> Expr:
     options = "".join(f", {name}={param_text(call.params[name])}" for name in ("reverse",) if call.params[name])
     return call.result(f"lax.{call.step.primitive}({call.array(0).text}, axis={call.params['axis']}{options})")
 
@@ -211,12 +211,12 @@ def _running(call: Call) -> Expr:
 
 
 @printer("axis_index")
-def _device_position(call: Call) -> Expr:
+def _device_position(call: PrimitiveCall) -> Expr:
     return call.result(f"lax.axis_index({names_text(call.params['axis_name'])})")
 
 
 @printer("psum", "pmax", "pmin")
-def _reduced_over_axes(call: Call) -> Expr:
+def _reduced_over_axes(call: PrimitiveCall) -> Expr:
     options = f"{names_text(call.params['axes'])}{_groups(call)}"
     if len(call.inputs) == 1:
         return call.result(f"lax.{call.step.primitive}({call.array(0).text}, {options})")
@@ -224,27 +224,27 @@ def _reduced_over_axes(call: Call) -> Expr:
 
 
 @printer("all_gather")
-def _gathered(call: Call) -> Expr:
+def _gathered(call: PrimitiveCall) -> Expr:
     return _moved(call, "all_gather", axis=call.params["all_gather_dimension"])
 
 
 @printer("reduce_scatter")
-def _scattered(call: Call) -> Expr:
+def _scattered(call: PrimitiveCall) -> Expr:
     return _moved(call, "psum_scatter", scatter_dimension=call.params["scatter_dimension"])
 
 
 @printer("all_to_all")
-def _exchanged(call: Call) -> Expr:
+def _exchanged(call: PrimitiveCall) -> Expr:
     return _moved(call, "all_to_all", split_axis=call.params["split_axis"], concat_axis=call.params["concat_axis"])
 
 
 @printer("ragged_all_to_all")
-def _exchanged_rows(call: Call) -> Expr:
+def _exchanged_rows(call: PrimitiveCall) -> Expr:
     axes = f"axis_name={names_text(call.params['axis_name'])}{_groups(call)}"
     return call.result(f"lax.ragged_all_to_all({call.arrays()}, {axes})")
 
 
-def _moved(call: Call, function: str, **dimensions: int) -> Expr:
+def _moved(call: PrimitiveCall, function: str, **dimensions: int) -> Expr:
     """A collective of lax along axes, with the dimensions that it says."""
     options = "".join(f"{name}={dimension}, " for name, dimension in dimensions.items())
     axes = f"{names_text(call.params['axis_name'])}{_groups(call)}"
@@ -252,7 +252,7 @@ def _moved(call: Call, function: str, **dimensions: int) -> Expr:
 
 
 @printer("ppermute")
-def _permuted(call: Call) -> Expr:
+def _permuted(call: PrimitiveCall) -> Expr:
     p = call.params
     return call.result(f"lax.ppermute({call.array(0).text}, {names_text(p['axis_name'])}, {pairs_text(p['perm'])})")
 
@@ -272,6 +272,6 @@ def pairs_text(pairs: Sequence[tuple[int, int]]) -> str:
     return str(pairs)
 
 
-def _groups(call: Call) -> str:
+def _groups(call: PrimitiveCall) -> str:
     groups: Any = call.params.get("axis_index_groups")
     return f", axis_index_groups={[list(map(int, group)) for group in groups]}" if groups else ""

@@ -17,10 +17,10 @@ from sdy_jax.ir.text.modules import new_context
 from sdy_jax.lowering.ops.elementwise import constant_value
 from sdy_jax.plan.source.expressions import (
     PRINTERS,
-    Call,
     Expr,
     Function,
     Parameter,
+    PrimitiveCall,
     dtype_text,
     printer,
     shape_text,
@@ -28,30 +28,30 @@ from sdy_jax.plan.source.expressions import (
     without_parentheses,
 )
 from sdy_jax.plan.source.loops import CALL, FOR, Layer
-from sdy_jax.plan.source.steps import Step, Value
+from sdy_jax.plan.source.steps import LocalValue, Step
 from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers
 
 # Loops and branches, whose bodies are local functions.
 
 
 @printer("while")
-def _while(call: Call) -> Expr:
+def _while(call: PrimitiveCall) -> Expr:
     condition, body = call.step.blocks
     asks = call.writer.function(Function(condition, "goes_on", _carried(condition.inputs), condition.outputs))
     runs = call.writer.function(Function(body, "loop", _carried(body.inputs), _returned(body.outputs)))
     return _looped(call, f"lax.while_loop({asks}, {runs}, ", call.texts())
 
 
-def _carried(values: Sequence[Value]) -> tuple[Parameter, ...]:
+def _carried(values: Sequence[LocalValue]) -> tuple[Parameter, ...]:
     """What a loop carries: a value, or a tuple of several."""
     return (values[0],) if len(values) == 1 else (("carry", values),)
 
 
-def _returned(values: Sequence[Value]) -> tuple[Value | Sequence[Value], ...]:
+def _returned(values: Sequence[LocalValue]) -> tuple[LocalValue | Sequence[LocalValue], ...]:
     return (values[0],) if len(values) == 1 else (values,)
 
 
-def _looped(call: Call, beginning: str, initial: Sequence[str]) -> Expr:
+def _looped(call: PrimitiveCall, beginning: str, initial: Sequence[str]) -> Expr:
     """The loop, from the text before its initial values."""
     if len(initial) == 1:
         return call.result(f"{beginning}{initial[0]})")
@@ -59,7 +59,7 @@ def _looped(call: Call, beginning: str, initial: Sequence[str]) -> Expr:
 
 
 @printer(FOR)
-def _for(call: Call) -> Expr:
+def _for(call: PrimitiveCall) -> Expr:
     (body,) = call.step.blocks
     index, *carried = body.inputs
     runs = call.writer.function(Function(body, "loop", (index, *_carried(carried)), _returned(body.outputs)))
@@ -70,7 +70,7 @@ def _for(call: Call) -> Expr:
 
 
 @printer("scan")
-def _scan(call: Call) -> Expr:
+def _scan(call: PrimitiveCall) -> Expr:
     (body,) = call.step.blocks
     p, count = call.params, call.params["num_carry"]
     given = (("carry", body.inputs[:count]), ("slices", body.inputs[count:]))
@@ -83,7 +83,7 @@ def _scan(call: Call) -> Expr:
 
 
 @printer(CALL)
-def _called(call: Call) -> Expr:
+def _called(call: PrimitiveCall) -> Expr:
     """A call of a function that stands before the first of its calls."""
     layer: Layer = call.params["layer"]
     if call.step.blocks:
@@ -103,7 +103,7 @@ def _without_number(name: str) -> str:
 
 
 @printer("cond")
-def _cond(call: Call) -> Expr:
+def _cond(call: PrimitiveCall) -> Expr:
     """Branches without arguments: they use values from outside."""
     names = [_branch(call, number) for number in range(len(call.step.blocks))]
     if call.params.get("branches_platforms"):
@@ -115,7 +115,7 @@ def _cond(call: Call) -> Expr:
     return call.result(text) if len(call.step.outputs) == 1 else Expr(text, (), groups=(len(call.step.outputs),))
 
 
-def _branch(call: Call, number: int) -> str:
+def _branch(call: PrimitiveCall, number: int) -> str:
     block = call.step.blocks[number]
     platforms = call.params.get("branches_platforms")
     hint = f"branch_{number}" if len(call.step.blocks) > 2 else ("when_false", "when_true")[number]
@@ -126,7 +126,7 @@ def _branch(call: Call, number: int) -> str:
     )
 
 
-def _by_platform(call: Call, names: list[str]) -> list[str]:
+def _by_platform(call: PrimitiveCall, names: list[str]) -> list[str]:
     pairs = zip(call.params["branches_platforms"], names, strict=True)
     return [f"{platform}={name}" for platforms, name in pairs for platform in platforms or ("default",)]
 
@@ -194,7 +194,7 @@ _COMPARISONS = {"EQ": "eq", "NE": "ne", "GE": "ge", "GT": "gt", "LE": "le", "LT"
 
 
 @printer("stablehlo_op")
-def _op(call: Call) -> Expr:
+def _op(call: PrimitiveCall) -> Expr:
     text = call.params["text"]
     with new_context() as context, ir.Location.unknown(context):
         graph = Graph(ir.Module.parse(text, context).operation)  # its ops live as long as it
@@ -203,12 +203,12 @@ def _op(call: Call) -> Expr:
     return _as_it_is(call, text) if written is None else written
 
 
-def _as(call: Call, primitive: str, inputs: list[Value] | None = None, **params: object) -> Expr:
+def _as(call: PrimitiveCall, primitive: str, inputs: list[LocalValue] | None = None, **params: object) -> Expr:
     step = Step(primitive, params, call.inputs if inputs is None else inputs, call.step.outputs, call.step.op)
-    return PRINTERS[primitive](Call(step, call.writer))
+    return PRINTERS[primitive](PrimitiveCall(step, call.writer))
 
 
-def _primitive(call: Call, op: Op) -> Expr | None:
+def _primitive(call: PrimitiveCall, op: Op) -> Expr | None:
     primitive = _PRIMITIVES.get(op.name)
     said = [name for name in op.attributes if name != "result_accuracy"]
     shapes = {value.shape for value in (*call.inputs, *call.step.outputs)}
@@ -221,22 +221,22 @@ def _primitive(call: Call, op: Op) -> Expr | None:
     return _as(call, primitive)
 
 
-def _compare(call: Call, op: Op) -> Expr | None:
+def _compare(call: PrimitiveCall, op: Op) -> Expr | None:
     if op.text("compare_type") == "TOTALORDER":
         return None
     return _as(call, _COMPARISONS[op.text("comparison_direction")])
 
 
-def _constant(call: Call, op: Op) -> Expr | None:
+def _constant(call: PrimitiveCall, op: Op) -> Expr | None:
     value = constant_value(op)
     if value is None:
         value = _complex_splat(op, call.out)
     if value is None:
         return None
-    return call.writer.expression(Value(call.out.shape, value.dtype, np.broadcast_to(value, call.out.shape)))
+    return call.writer.expression(LocalValue(call.out.shape, value.dtype, np.broadcast_to(value, call.out.shape)))
 
 
-def _complex_splat(op: Op, out: Value) -> np.ndarray | None:
+def _complex_splat(op: Op, out: LocalValue) -> np.ndarray | None:
     """A complex number, which MLIR's bindings cannot read."""
     found = re.match(r"dense<\(([^,()]+),([^,()]+)\)>", str(op.attributes.get("value")))
     if found is None or "0x" in found[0]:
@@ -244,13 +244,13 @@ def _complex_splat(op: Op, out: Value) -> np.ndarray | None:
     return np.asarray(complex(float(found[1]), float(found[2])), out.dtype)
 
 
-def _iota(call: Call, op: Op) -> Expr | None:
+def _iota(call: PrimitiveCall, op: Op) -> Expr | None:
     if not np.issubdtype(call.out.dtype, np.integer):
         return None
     return _as(call, "iota", dimension=op.int("iota_dimension"))
 
 
-def _dot_general(call: Call, op: Op) -> Expr | None:
+def _dot_general(call: PrimitiveCall, op: Op) -> Expr | None:
     if "algorithm" in op.attributes or call.inputs[0].dtype != call.inputs[1].dtype:
         return None
     found = dot_dimension_numbers(op)
@@ -260,7 +260,7 @@ def _dot_general(call: Call, op: Op) -> Expr | None:
     return _as(call, "dot_general", dimension_numbers=numbers, precision=None, preferred_element_type=call.out.dtype)
 
 
-_TABLE: dict[str, Callable[[Call, Op], Expr | None]] = {
+_TABLE: dict[str, Callable[[PrimitiveCall, Op], Expr | None]] = {
     "stablehlo.compare": _compare,
     "stablehlo.constant": _constant,
     "sdy.constant": _constant,
@@ -269,7 +269,7 @@ _TABLE: dict[str, Callable[[Call, Op], Expr | None]] = {
 }
 
 
-def _as_it_is(call: Call, text: str) -> Expr:
+def _as_it_is(call: PrimitiveCall, text: str) -> Expr:
     """A call of the module's helper, with the op's text."""
     name = call.writer.helper("stablehlo")
     types = [f"({shape_text(v.shape)}, {dtype_text(v.dtype)})" for v in call.step.outputs]
