@@ -26,7 +26,15 @@ from models.pipelines import pipelined
 from models.retrieval import TwoTowers, trained_towers
 from models.serving import RaggedPages, SplitPages, decoded, decoded_from_pages, prefilled
 from models.video import VideoTransformer, trained_on_videos
-from models.vision import ParallelTransformer, UNet, VisionTransformer, denoised, trained_on_images
+from models.vision import (
+    ParallelTransformer,
+    Segmenter,
+    UNet,
+    VisionTransformer,
+    denoised,
+    segmented,
+    trained_on_images,
+)
 
 # The rows of `scripts/bench_models`: a model, chips, and how it lies on them, as MaxText and "How to Scale Your Model"
 # state it: batch and weights along `fsdp`, heads, MLPs and vocabulary along `model`, experts along `expert`.
@@ -58,6 +66,7 @@ WEATHER = Weather(16, 721 * 1440, 40962, 327660, 1618824, 3114720, 474, 227, 512
 VIT_22B = ParallelTransformer(48, 6144, 48, 24576, 14, 224, 29593)
 VIT_H = VisionTransformer(32, 1280, 16, 5120, 14, 224, 1000)
 UNET = UNet((320, 640, 1280), 64, 4)
+SEGMENTER = Segmenter(64, 512, 4)
 BERT_LARGE = Bert(24, 1024, 16, 4096, 30528)  # 30522 words, padded as Megatron does
 LSTM = Lstm(2, 1024, 8192, 50000)
 
@@ -84,6 +93,8 @@ FIVE_AXES: Rules = {
 }
 """As MaxText's rules of logical axes have it, whose names of mesh axes these are."""
 SIX_AXES: Rules = {**FIVE_AXES, "stage": "stage"}
+ROWS_OF_IMAGES: Rules = {"rows": "rows"}
+IMAGES: Rules = {**ROWS_OF_IMAGES, "batch": "data"}
 SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
 
 V5E_8, V5E_16, V5E_64, V5E_256, TWO_SLICES = (
@@ -332,6 +343,9 @@ def _rows() -> Iterator[Row]:
     space = partial(denoised, batch=64)
     yield _row("unet", UNET, space, (V5E_16, {"data": 4, "space": 4}, SPACE))
     yield _row("unet", UNET, space, (H100_8, {"data": 2, "space": 4}, SPACE))
+    images = partial(segmented, batch=16)
+    for axes, rules in (({"rows": 16}, ROWS_OF_IMAGES), ({"data": 4, "rows": 4}, IMAGES)):
+        yield _row("segmenter", SEGMENTER, images, (V5E_16, axes, rules))
     words = partial(trained_bert, batch=64, sequence=512)
     yield from (_row("bert-large", BERT_LARGE, words, place) for place in _FEW)
     cells = partial(trained_lstm, batch=512, sequence=128)

@@ -199,14 +199,62 @@ def denoised(model: UNet, layout: Layout, batch: int) -> Program:
     return training(partial(model.loss, layout=layout), model.weights(), (images, images))
 
 
+@dataclass(frozen=True)
+class Segmenter:
+    """A U-Net of one level, of wide kernels: strided on the way down, dilated below, transposed on the way up.
+
+    Attributes:
+        channels: those of the upper level; the lower one has twice as many.
+        image: rows and columns of an image.
+        depth: channels of images and of what is found in them.
+    """
+
+    channels: int
+    image: int
+    depth: int
+    kernel: int = 5
+
+    def weights(self) -> Tree:
+        upper, lower = self.channels, 2 * self.channels
+        ends = {
+            "in": (self.depth, upper),
+            "down": (upper, lower),
+            "dilated": (lower, lower),
+            "up": (lower, upper),
+            "joined": (lower, upper),
+            "out": (upper, self.depth),
+        }
+        return {name: Array((self.kernel,) * 2 + pair, (None,) * 4) for name, pair in ends.items()}
+
+    def loss(self, weights: Tree, images: jax.Array, wanted: jax.Array, *, layout: Layout) -> jax.Array:
+        kept = layout(jax.nn.relu(convolved(images.astype(bf16), weights["in"])), "batch", "rows", None, None)
+        low = jax.nn.relu(convolved(kept, weights["down"], stride=2))
+        low = layout(jax.nn.relu(convolved(low, weights["dilated"], dilation=2)), "batch", "rows", None, None)
+        up = jax.lax.conv_transpose(low, weights["up"].astype(low.dtype), (2, 2), "SAME", dimension_numbers=_NHWC)
+        x = jax.nn.relu(convolved(jnp.concatenate([kept, jax.nn.relu(up)], -1), weights["joined"]))
+        return jnp.mean((convolved(x, weights["out"]).astype(f32) - wanted) ** 2)
+
+
+def segmented(model: Segmenter, layout: Layout, batch: int) -> Program:
+    """A training step on images that are split by rows."""
+    images = Array((batch, model.image, model.image, model.depth), ("batch", "rows", None, None), f32)
+    return training(partial(model.loss, layout=layout), model.weights(), (images, images))
+
+
 def _conv(before: int, after: int, split: str = "after") -> Array:
     return Array((3, 3, before, after), (None, None, *(("embed", None) if split == "before" else (None, "embed"))))
 
 
-def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Same size, channels last."""
-    dims: Any = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel.astype(x.dtype), (1, 1), "SAME", dimension_numbers=dims)
+_NHWC: Any = ("NHWC", "HWIO", "NHWC")
+"""Channels last."""
+
+
+def convolved(x: jax.Array, kernel: jax.Array, stride: int = 1, dilation: int = 1) -> jax.Array:
+    """Same size, or that over the stride."""
+    strides, dilations = (stride,) * 2, (dilation,) * 2
+    return jax.lax.conv_general_dilated(
+        x, kernel.astype(x.dtype), strides, "SAME", rhs_dilation=dilations, dimension_numbers=_NHWC
+    )
 
 
 def group_norm(x: jax.Array, scale_and_bias: jax.Array, groups: int) -> jax.Array:
