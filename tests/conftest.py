@@ -52,7 +52,7 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _CASES = 2
 """The cases of a parametrized test that `scripts/test` runs: the first and the last, of a dear one the first."""
 
-_DEAR_CASES = 6
+_DEAR_CASES = 3
 """Those of a dear one that `scripts/test --all` runs, where its mark does not say."""
 
 
