@@ -109,8 +109,8 @@ class Strategy:
     `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for all, none of
     them for ops that only move data. `operations`: what one device performs for the shards of an assignment, where that
     is no such product. `traffic`: likewise, the bytes that it reads from its memory and writes to it, where these are
-    not its operands and results, each once. `batch`: the factors of the dimension by which convolutions are batches:
-    machines may take longer for few of these. `dividing`: the factors that may be sharded in equal shards only. `ask`:
+    not its operands and results, each once. `batch`: those of the dimension in which a convolution has its batches:
+    machines may take longer for few of them. `dividing`: the factors that may be sharded in equal shards only. `ask`:
     what the op says to layouts along these factors, where it has a say of its own: it takes them, asks for others, or
     refuses them; then `inside` is empty.
 
@@ -126,7 +126,7 @@ class Strategy:
     work: frozenset[int] | None = None
     operations: Callable[[Shards], float] | None = None
     traffic: Callable[[Shards], float] | None = None
-    batch: frozenset[int] = frozenset()
+    batch: frozenset[int] | None = None
     dividing: frozenset[int] = frozenset()
     ask: AskFunction | None = None
     rule: OpShardingRule | None = None

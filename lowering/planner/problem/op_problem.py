@@ -178,7 +178,7 @@ class DeviceWork(NamedTuple):
 def work_in_shards(strategy: Strategy, rule: OpShardingRule, shards: Shards) -> DeviceWork:
     """What one device performs where each factor of a rule is in as many shards."""
     traffic = None if strategy.traffic is None else strategy.traffic(shards)
-    batches = _local_size(strategy.batch, rule, shards) if strategy.batch else None
+    batches = None if strategy.batch is None else _local_size(strategy.batch, rule, shards)
     return DeviceWork(_operations(strategy, rule, shards), traffic, batches)
 
 

@@ -42,6 +42,16 @@ def test_images_are_split_by_batches_where_as_many_convolutions_take_no_longer(m
     assert kinds_of(machine, images) == {kind}
 
 
+def test_one_image_takes_as_long_as_any_few():
+    def time_of(images: int) -> float:
+        f = sdy.partition(conv, mesh=MESH, in_shardings=P(), costs=sdy.CostModel.of_machine("v5e", MESH))
+        shapes = (images, 256, 256, 512), (3, 3, 512, 512)
+        return f.plan(*(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)).time.compute
+
+    assert time_of(2) == pytest.approx(2 * time_of(1), rel=0.02)
+    assert time_of(8) == pytest.approx(8 / 2.5 * time_of(1), rel=0.02)
+
+
 def test_gradients_of_kernels_have_features_for_batches():
     def run(x: jax.Array, kernel: jax.Array, slope: jax.Array) -> jax.Array:
         return jax.vjp(lambda kernel: conv(x, kernel), kernel)[1](slope)[0]
