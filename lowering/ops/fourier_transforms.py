@@ -350,7 +350,7 @@ class _Run:
         dim = step.dim
         axes, count = self._axes[dim], self._count(dim)
         if isinstance(step, Gather):
-            x = movement.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], self._local.mesh)
+            x = movement.all_gather(x, movement.along(x, dim, axes), self._local.mesh)
             return lax.slice_in_dim(x, 0, self._problem.shape[dim], axis=dim)
         x = lengthened(x, dim, -x.shape[dim] % count)
         block = x.shape[dim] // count

@@ -310,7 +310,7 @@ def scanned(local: LocalOp, along: Cumulative, x: jax.Array) -> jax.Array:
 
 def _gathered(local: LocalOp, along: Cumulative, total: jax.Array, neutral: jax.Array) -> jax.Array:
     dim, axes = along.dim, local.operand_axes(0, along.dim)
-    totals = movement.all_gather(total, [axes if d == dim else () for d in range(total.ndim)], local.mesh)
+    totals = movement.all_gather(total, movement.along(total, dim, axes), local.mesh)
     shard, me = lax.broadcasted_iota(jnp.int32, totals.shape, dim), local.block_index(axes)
     known = jnp.where(shard > me if along.reverse else shard < me, totals, neutral)
     return jnp.expand_dims(lax.reduce(known, neutral, along.monoid.combine, (dim,)), dim)

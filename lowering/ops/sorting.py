@@ -178,7 +178,7 @@ def _exchanged(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) 
 def _gathered(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) -> list[jax.Array]:
     dim = _dimension(local.op)
     axes, block = local.operand_axes(0, dim), operands[0].shape[dim]
-    gathered = [movement.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], local.mesh) for x in operands]
+    gathered = [movement.all_gather(x, movement.along(x, dim, axes), local.mesh) for x in operands]
     start = offset(local, axes, block)
     return [lax.dynamic_slice_in_dim(x, start, block, dim) for x in _sorted(local, gathered, dim, keys)]
 
@@ -297,7 +297,7 @@ def _top_k(local: LocalOp, operand: jax.Array) -> list[jax.Array]:
 
 
 def _joined(local: LocalOp, parts: Sequence[jax.Array], dim: int, axes: Sequence[AxisRef]) -> list[jax.Array]:
-    along = [axes if d == dim else () for d in range(parts[0].ndim)]
+    along = movement.along(parts[0], dim, axes)
     with jax.named_scope(scope_name(local.op.name, axes, local.op.source)):
         return [movement.all_gather(x, along, local.mesh) for x in parts]
 
