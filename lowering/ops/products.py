@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.collectives import RING, collective_from_attributes
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.meshes import Axes, axes_size
+from sdy_jax.ir.new_ops import Place, created
 from sdy_jax.ir.shardings import OpShardingRule
 from sdy_jax.lowering.ops.collectives.movement import Gathered, Numbers, Product
 from sdy_jax.lowering.ops.collectives.reductions import as_rows
@@ -26,6 +29,7 @@ from sdy_jax.lowering.ops.registry import (
     Shards,
     Strategy,
     emitter,
+    folds,
     open_precision,
     pass_through_factors,
     runs_part_by_part,
@@ -284,6 +288,50 @@ def without_padding(
         mask_padding(local, 0, lhs, lhs_dims, np.zeros((), lhs.dtype)),
         mask_padding(local, 1, rhs, rhs_dims, np.zeros((), rhs.dtype)),
     )
+
+
+# Products of which nothing but a transposition takes the result, and that gives the dimensions of the other operand
+# first: the gradients of weights, as jax has them. With the operands in each other's place it is the product itself.
+#
+#     %0 = stablehlo.dot_general(%dy, %x) : f32[n, m]    %1 = stablehlo.transpose(%0) : f32[m, n]
+#                                                   ->   %1 = stablehlo.dot_general(%x, %dy) : f32[m, n]
+#
+# So a gradient is scattered in the layout of its weight. Before the transposition it may be along lanes, of which XLA
+# makes an all-reduce, or along another dimension, and is moved behind. So it stays where it is the result that is split
+# along its last dimension.
+
+_KNOWN = frozenset(("dot_dimension_numbers", "precision_config", "sdy.sharding"))
+"""The attributes of products that may be folded."""
+
+
+@folds("stablehlo.transpose")
+def _fold_into_product(op: Op) -> bool:
+    made = op.operands[0].defining_op
+    if made is None or made.name != "stablehlo.dot_general" or not made.attributes.keys() <= _KNOWN:
+        return False
+    numbers, before = dot_dimension_numbers(made), made.results[0]
+    batched, first = len(numbers.lhs_batching), made.operands[0].rank - len(numbers.lhs_contracting)
+    swapped = *range(batched), *range(first, before.rank), *range(batched, first)
+    if before.only_user is not op or op.ints("permutation") != swapped:
+        return False
+    if _splits_last(op.results[0]) and not _splits_last(before):
+        return False
+    attributes = {
+        "dot_dimension_numbers": stablehlo.DotDimensionNumbers.get(
+            numbers.rhs_batching, numbers.lhs_batching, numbers.rhs_contracting, numbers.lhs_contracting
+        )
+    }
+    if "precision_config" in made.attributes:
+        attributes["precision_config"] = ir.ArrayAttr.get(list(made.attributes["precision_config"])[::-1])
+    place, result = Place(ir.InsertionPoint(op.mlir), made.mlir.location), op.results[0]
+    operands = list(made.mlir.operands)[::-1]
+    found = created(made.name, result.mlir.type, operands, place, result.sharding, attributes)
+    result.mlir.replace_all_uses_with(found)
+    return True
+
+
+def _splits_last(value: Value) -> bool:
+    return value.sharding is not None and any(value.sharding.axes[-1:])
 
 
 @emitter("stablehlo.dot")

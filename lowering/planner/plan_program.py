@@ -318,20 +318,30 @@ def _rewritten(program: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) 
 
 
 def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> ProgramForm:
-    """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
-    parts, with something that is computed again; and of that, more in parts, as its layouts are others. `incumbent`:
-    the cost of another program that fits."""
+    """The best form of a program, the first that fits of these: with something that is computed again, or, where that
+    is dear, the cheaper one of it and the next; in parts; in parts, with something that is computed again; and of that,
+    more in parts, as its layouts are others. `incumbent`: the cost of another program that fits."""
     written = ProgramForm(search, multipliers=FEW, incumbent=incumbent)
     if not written.fits and written.cheapest.cost > incumbent:
         raise GivenUp
     tried = [_again(written, named)]
     if not tried[-1].fits:
         tried += _in_parts(written)
-    if not tried[-1].fits:
+    elif tried[-1].is_dear_beside(written):
+        tried += _cheaper_in_parts(written)
+    if not any(program.fits for program in tried):
         parts = min(tried[1:] or tried, key=ProgramForm.rank)
         again = _again(replace(parts, multipliers=FEW), named) if parts.blocked else parts
         tried += [again, *_in_parts(again)] if again.blocked or again.what is not None else []
     return min(tried, key=ProgramForm.rank)
+
+
+def _cheaper_in_parts(written: ProgramForm) -> Iterator[ProgramForm]:
+    """As `_in_parts`, for a smaller limit than that of a form that fits, which is not to have the quicker program."""
+    try:
+        yield from _in_parts(written, written.least.peak.total / _FINER)
+    except GivenUp:
+        return
 
 
 def _again(program: ProgramForm, named: Collection[Mark]) -> ProgramForm:
@@ -350,14 +360,17 @@ def _stage(graph: Graph) -> ir.Operation:
     return module
 
 
-def _in_parts(program: ProgramForm) -> Iterator[ProgramForm]:
-    """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
-    shared = _SHARED * max(program.too_much, 0.0)
-    graph, candidates = _candidates(program, _rules(), shared)
+def _in_parts(program: ProgramForm, least: float = math.inf) -> Iterator[ProgramForm]:
+    """Programs that make their largest values in more and more parts; the last one fits, if there is such. `least`: the
+    bytes that they are to hold though more would fit."""
+    limit = min(program.search.limit, least)
+    too_much = program.too_much if least == math.inf else program.least.peak.total - limit
+    shared = _SHARED * max(too_much, 0.0)
+    graph, candidates = _candidates(program, _rules(), shared, limit)
     most = candidates.most
-    if program.too_much > _AS_MUCH * most:
+    if too_much > _AS_MUCH * most:
         return
-    size, before, last = min(most - program.too_much, _OF_LIMIT * program.search.limit), None, math.inf
+    size, before, last = min(most - too_much, _OF_LIMIT * limit), None, math.inf
     for _ in range(_TRIES):
         size = max(size, _LEAST * program.search.limit)
         chosen = _chosen(candidates, size)
@@ -384,7 +397,7 @@ def _rules() -> RuleOf:
 
 def _cut(program: ProgramForm, rewrite: Rewrite) -> ProgramForm | None:
     """A program that makes its largest values in parts; None where there is nothing to cut."""
-    graph, candidates = _candidates(program, _rules(), rewrite.shared)
+    graph, candidates = _candidates(program, _rules(), rewrite.shared, program.search.limit)
     chosen = _chosen(candidates, rewrite.size)
     return _in_loops(program, graph, chosen, rewrite) if chosen else None
 
@@ -407,14 +420,14 @@ def _in_loops(program: ProgramForm, graph: Graph, chosen: _Chosen, rewrite: Rewr
     )
 
 
-def _candidates(program: ProgramForm, rule_of: RuleOf, shared: float) -> tuple[Graph, BlockingCandidates]:
+def _candidates(program: ProgramForm, rule_of: RuleOf, shared: float, limit: float) -> tuple[Graph, BlockingCandidates]:
     """A copy of a program, in which groups share no values of so many bytes, and what of it could run in parts."""
     search, graph = program.search, Graph(copied(program.search.graph.module))
     target = search.setting.target
     prices = ProgramPrices(graph, program.least, target.arrays)
     origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), shared)
     sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
-    return graph, BlockingCandidates(graph, sizes, search.mesh, rule_of, target.compiler.fusion, search.limit)
+    return graph, BlockingCandidates(graph, sizes, search.mesh, rule_of, target.compiler.fusion, limit)
 
 
 def _in_report(candidate: BlockingCandidate, cut: Cut) -> InParts:

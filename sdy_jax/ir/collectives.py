@@ -133,15 +133,15 @@ class SdyCollective:
     def all_axes(self) -> Axes:
         return tuple(axis for axes in self.lists for axis in axes)
 
-    @property
-    def of_stacks(self) -> SdyCollective:
-        """The same of values with a further dimension 0, which stays as it is.
+    def of_stacks(self, at: int = 0) -> SdyCollective:
+        """The same of values with a further dimension at this place, which stays as it is.
 
-        >>> print(SdyCollective("all_gather", ((AxisRef("x"),), ())).of_stacks)
+        >>> print(SdyCollective("all_gather", ((AxisRef("x"),), ())).of_stacks())
         [{}, {"x"}, {}]
         """
-        params = tuple((axes, source + 1, target + 1) for axes, source, target in self.params)
-        return replace(self, axes=((), *self.axes) if self.kind in PER_DIMENSION else self.axes, params=params)
+        params = tuple((axes, source + (source >= at), target + (target >= at)) for axes, source, target in self.params)
+        lists = (*self.axes[:at], (), *self.axes[at:]) if self.kind in PER_DIMENSION else self.axes
+        return replace(self, axes=lists, params=params)
 
     @property
     def summary(self) -> CollectiveSummary:

@@ -41,17 +41,22 @@ from sdy_jax.runtime.meshes import Forms, RefinedMesh, ReplicaGroups
 # of which each device keeps a part. As matrices, [512, 1536] and [512, 512], both are made as they are sent. On v5e
 # that is 55 us, not 76, for the first one with its product and the update of a weight (libtpu 0.0.52, 2026-11).
 #
-# It scatters the first dimension, as it is. Of a sum that is scattered along another one it often makes an
-# all-reduce, of which each device keeps a part: where parts are no whole tiles, or where it puts another dimension in
-# lanes than the last. With a part, and all that is behind it, as one last dimension it never does: it sends halves of
-# a part around both ways of a ring, in whole lanes, so a part has to be a number of tiles, of two bytes an even one.
-# Where it is not, the parts are a dimension of their own. In 8 parts, with the product that makes it, bfloat16[64, 8,
-# 128, 4] along its second dimension takes 20.6 us, and 26.5 as it is; [4096, 1024] along its last one 181, not 274;
-# [16, 32, 8, 64] along its third 22.5, not 37. What has up to four rows in front stays a scatter with the parts a
-# dimension of their own and nothing joined: float32[4, 64, 64] takes 10.8 us so, and 16.1 with all behind as one.
-# Where the last dimension fills lanes, and rows of it the tiles of a part, rows are not moved: [64, 8, 16, 128] along
-# its second one takes 25 us so, and 39 with all behind it as one (`scripts/bench_collectives`, libtpu 0.0.51,
-# v5e:4x4).
+# It scatters the first dimension, as it is, where rows are whole tiles that fall into pieces. Where they do not, as of
+# the 1002 = 6 * 167 tiles of a vocabulary of 128,256, the parts are a dimension of their own: bfloat16[4096, 128256] in
+# 8 and 8 parts takes 35 ms so, and 64 as an all-reduce, [512, 64] in 4 and 4 parts 11.3 us and 18.6 (libtpu 0.0.52).
+# Of others that takes as long, or 0.88 of it where XLA would have padded them; but an 8B step on 256 chips takes 1.02,
+# as products are fused with other ops (2026-11).
+#
+# Of a sum that is scattered along another dimension it often makes an all-reduce, of which each device keeps a part:
+# where parts are no whole tiles, or where it puts another dimension in lanes than the last. With a part, and all that
+# is behind it, as one last dimension it never does: it sends halves of a part around both ways of a ring, in whole
+# lanes, so a part has to be a number of tiles, of two bytes an even one. Where it is not, the parts are a dimension of
+# their own. In 8 parts, with the product that makes it, bfloat16[64, 8, 128, 4] along its second dimension takes 20.6
+# us, and 26.5 as it is; [4096, 1024] along its last one 181, not 274; [16, 32, 8, 64] along its third 22.5, not 37.
+# What has up to four rows in front stays a scatter with the parts a dimension of their own and nothing joined:
+# float32[4, 64, 64] takes 10.8 us so, and 16.1 with all behind as one. Where the last dimension fills lanes, and rows
+# of it the tiles of a part, rows are not moved: [64, 8, 16, 128] along its second one takes 25 us so, and 39 with all
+# behind it as one (`scripts/bench_collectives`, libtpu 0.0.51, v5e:4x4).
 
 LEAST_BYTES = 2**20
 """What is scattered as a matrix at least: half of the bytes of an all-reduce are saved, and a latency is lost where XLA
@@ -78,6 +83,11 @@ def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Fo
     return bool(behind[-1] % LANES and part % _lanes(itemsize)) and part % SUBLANES == 0
 
 
+_MOST_TILES = 152
+"""The tiles of a row in a piece of it. Measured (2026-11, libtpu 0.0.52, v5e:8x8): XLA scatters rows of 151, 302, and
+1000 tiles, and all-reduces those of 157, 314, and 1002 = 6 * 167."""
+
+
 class ScatterForm(NamedTuple):
     """How an array is scattered: in which shape, along which dimension, and whether that is in parts (`is_tiled`), or
     has one element per part."""
@@ -93,9 +103,13 @@ def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, form
     if not forms.in_lanes:
         return as_it_is
     if as_rows(shape, itemsize, dim, parts, forms):
-        return ScatterForm((*shape[: dim + 1], math.prod(shape[dim + 1 :])), dim)
+        shape = (*shape[: dim + 1], math.prod(shape[dim + 1 :]))
+        if dim:
+            return ScatterForm(shape, dim)
+    if dim == 0 and (len(shape) == 1 or _falls_into_pieces(shape[-1])):
+        return ScatterForm(tuple(shape), 0)
     if dim == 0:
-        return as_it_is
+        return ScatterForm((parts, shape[0] // parts, *shape[1:]), 0, is_tiled=False)
     before, rows = math.prod(shape[:dim]), math.prod(shape[dim:-1])
     if dim < len(shape) - 1 and shape[-1] % LANES == 0 and rows // parts % _packed(itemsize) == 0:
         return ScatterForm((before, rows, shape[-1]), 1)
@@ -109,6 +123,15 @@ def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, form
     if part % _lanes(itemsize) == 0:
         return ScatterForm((before, parts * part), 1)
     return ScatterForm((before, parts, part), 1, is_tiled=False)
+
+
+def _falls_into_pieces(lanes: int) -> bool:
+    """Whether a row of so many elements is a number of tiles without a prime factor above those of a piece."""
+    tiles, rest = divmod(lanes, LANES)
+    for factor in range(2, _MOST_TILES):
+        while tiles % factor == 0 and tiles:
+            tiles //= factor
+    return not rest and tiles == 1
 
 
 def _lanes(itemsize: int) -> int:

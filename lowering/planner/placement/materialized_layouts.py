@@ -390,9 +390,11 @@ class MaterializedLayouts:
         nearest, producer = self._nearest(value, target), origin.defining_op
         again = self._copy(origin) > 1
         self.state(origin)
+        current, point = nearest.mlir, ir.InsertionPoint(before.mlir)
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
-        current, point = nearest.mlir, ir.InsertionPoint(before.mlir)
+            if producer.block is before.block:  # a sum is larger than what is left of it
+                point = ir.InsertionPoint.after(current.owner)
         for step, moved in self._reshards.moves(value, nearest.sharding, target):
             record = self._ops.record(moved, value, before, cause, again)
             current = create_collective(step, current, cause.mlir.location, point)

@@ -30,7 +30,7 @@ from sdy_jax.lowering.planner.rewrites.recomputation_prices import (
     priced_segments,
 )
 from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
-from sdy_jax.lowering.planner.search.memory_search import FEW, MULTIPLIERS, GivenUp
+from sdy_jax.lowering.planner.search.memory_search import FEW, LITTLE, MULTIPLIERS, GivenUp
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram
 
 # What of a program is computed again, so that it holds so many bytes less.
@@ -86,6 +86,11 @@ def multiplier_that_saves(segments: Sequence[PricedSegment], saving: float) -> f
 
 
 # The best form of a program that may compute again what it would else hold.
+
+_FURTHER = 1.25
+"""How many times as much is saved, too, where what fits is dear. Measured (2026-11, scanned layers on eight chips of
+v5e): at 0.65 of what a step holds it takes 787 us as the form with which it first fits, whose choices are dear, and 646
+as the next one. Guessed: with less, that is the same form; with more, it computes more again than need be."""
 
 _TRIES = 3
 """Programs that hold less and less that are planned, at most. Guessed: each is a plan; the last one saves all that can
@@ -167,13 +172,20 @@ class ProgramForm:
         """Whether even the trial that costs least costs more than the incumbent."""
         return self.search.budget.is_dear(self.cheapest)
 
+    def is_dear_beside(self, written: ProgramForm) -> bool:
+        """Whether this form, which fits, costs more than the program that it is a form of where memory costs nothing,
+        by much beside what that sends. A smaller limit may then have a cheaper form."""
+        free = written.cheapest
+        return self.best.exposed > free.exposed + LITTLE * free.sending
+
     def after(self, rewrite: Rewrite) -> tuple[tuple[Rewrite, LayoutPlan | None], ...]:
         """How another form of it is rewritten, made of this one by what its trial says that holds least."""
         return (*self.rewrites, (rewrite, self.least.plan))
 
     def rank(self) -> tuple[float, float]:
-        """What is less is better: what it costs, if it fits; of those that do not, what they hold."""
-        return (self.best.cost if self.fits else math.inf), self.best.peak.total
+        """What is less is better: what it costs beside what is hidden, if it fits; of those that do not, what they
+        hold."""
+        return (self.best.exposed if self.fits else math.inf), self.best.peak.total
 
 
 def best_program(written: ProgramForm, named: Collection[Mark]) -> ProgramForm:
@@ -213,16 +225,20 @@ def _quicker(written: ProgramForm, named: Collection[Mark]) -> Iterator[ProgramF
 
 
 def _holding_less(written: ProgramForm, named: Collection[Mark]) -> Iterator[ProgramForm]:
-    """Programs that hold less of what is needed later; the last one fits, if there is such."""
+    """Programs that hold less of what is needed later; the last one fits, if there is such, or the one before, if that
+    is dear."""
     kept = frozenset(named)
     for keeps_named in (True, False) if kept else (True,):
         held = kept if keeps_named else frozenset[Mark]()
         again = Rewrite("again", keeps_named=keeps_named)
-        for less in chain(_holding_less_and_less(written, again, held), _of_little(written, again, held)):
+        of_little = replace(again, in_parts=False)  # makes parts of others that run again, instead of holding them
+        for less in chain(*(_holding_less_and_less(written, each, held) for each in (again, of_little))):
             if not written.fits:
                 less.give_up_if_dear()
             yield less
             if less.fits:
+                if less.is_dear_beside(written) and less.what is not None:
+                    yield from _holding(written, of_little, held, _FURTHER * less.what.bytes)
                 return
 
 
@@ -241,9 +257,9 @@ def _holding_less_and_less(written: ProgramForm, again: Rewrite, kept: Collectio
         saving = before.bytes + _MORE * less.too_much
 
 
-def _of_little(written: ProgramForm, again: Rewrite, kept: Collection[Mark]) -> Iterator[ProgramForm]:
-    """One that makes parts of others that it makes again, instead of holding what passes between them."""
-    found = _saving(written, replace(again, in_parts=False), kept, written.too_much)
+def _holding(written: ProgramForm, again: Rewrite, kept: Collection[Mark], saving: float) -> Iterator[ProgramForm]:
+    """One that holds so many bytes less."""
+    found = _saving(written, again, kept, saving)
     if found is not None:
         rewrite, graph, what = found
         yield _searched(written, graph, what, rewrite)

@@ -181,7 +181,7 @@ _IDLE = 3
 """Multipliers that are tried in a row though nothing holds less than before. Guessed: with 1, the search gives up
 before the steep ones; with more, it takes longer to say that nothing fits."""
 
-_LITTLE = 0.1
+LITTLE = 0.1
 """The share of what the best choice's collectives cost that a program that fits may cost more, before others are tried.
 Guessed: with 0, each program that frees copies is searched at all multipliers; with much, dear plans stay."""
 
@@ -189,11 +189,16 @@ _FULL = 0.25
 """The share of a device's memory from which on it matters how much of it a program holds that fits. Guessed: with less,
 small programs are searched as if memory were short, which takes some solves each."""
 
-_SAVING = (1.0, 1.0, 8.0, 64.0)
+_SAVING = (1.0, 1.0, 8.0, 64.0, 256.0)
 """Choices that are made, where it does: at the price that memory always has, and at higher ones, as a compiler may
 hide what is sent instead. Measured (2026-11, `scripts/bench_models`): an 8B model on 64 H100s that gathers weights in
 each trip, not before the loop, takes 0.92 of the time by the model, which then counts what is hidden, and holds 8.3 GiB
 instead of 28.5."""
+
+_JUMP = 0.5
+"""The share of what a choice holds that the next one holds at most, so that others between them are tried. Measured
+(2026-11, `scripts/bench_models`): of an 8B step on 64 H100s over a network that holds 32 GiB, and 6.5 GiB at four times
+the price, one between holds 7.5 and takes 0.96 of the time of the first. Without, a limit has to ask for it."""
 
 _MANY = 1_500_000
 """Candidates of all nodes from which on no choices are made to hold less of what fits. Measured (2026-11,
@@ -338,7 +343,7 @@ class _MemorySearch:
     def is_good(self, best: Chosen) -> bool:
         """Whether the cheapest program that fits costs little more than the best choice, which may not fit."""
         trial = self._with_copies(best, {})
-        return self._least <= trial.cost + _LITTLE * trial.sending
+        return self._least <= trial.cost + LITTLE * trial.sending
 
     @property
     def _least(self) -> float:
@@ -389,16 +394,26 @@ class _MemorySearch:
         return chosen, trial
 
     def _save(self, best: Chosen, trial: PartitionedProgram) -> None:
-        """Tries choices at multipliers of memory at the moments at which most is held."""
+        """Tries choices at multipliers of memory at the moments at which most is held, and between two of which one
+        holds much less than the other."""
         program, chosen, multipliers = self._timed, best, np.zeros(1)
         byte = self._budget.byte(min(each.cost for each in self.trials.values()))
+        jumps = list[tuple[PerOp, PerOp, float]]()
         for times in _SAVING:
-            tight, before = self._tight(trial), multipliers
+            tight, before, held = self._tight(trial), multipliers, trial.peak.total
             multipliers = np.maximum(multipliers, times * byte * tight / tight.sum())
             if not np.array_equal(multipliers, before):
                 program.set_memory_multipliers(multipliers.tolist())
                 chosen = self._improver.improved(chosen)
                 trial = self.follow(chosen)
+                if before.any() and trial.peak.total < _JUMP * held:
+                    jumps.append((before, multipliers, held))
+        for low, high, held in jumps[-1:]:
+            for _ in range(_CLOSER + 1):
+                between = _between(low, high)
+                program.set_memory_multipliers(between.tolist())
+                trial = self.follow(self._improver.improved(best))
+                low, high = (low, between) if trial.peak.total < held else (between, high)
 
     def _first_multipliers(self, trial: PartitionedProgram) -> PerOp:
         """The multipliers of memory at which what is live at all tight moments costs half as much as sending it

@@ -1,5 +1,6 @@
 """Small collectives that run as one: numbers, bytes, counts in compiled programs, memory, and what stays apart."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -277,6 +278,13 @@ def test_blocks_of_one_shape_are_stacked(case, dtype, as_on_tpus):
     assert buckets(together) == [3] and sum(found.values()) == 3
     assert [record.kind for record in together.collectives if record.members] == [kind]
     assert together.mlir().count("sdy_jax.packed") == 3
+
+
+@pytest.mark.parametrize(("spec", "stack"), [(P("x"), "2,3,8,2"), (P(None, "x"), "16,1,3,2")], ids=str)
+def test_gathered_blocks_are_stacked_behind_the_dimension_that_is_gathered(spec, stack, as_on_tpus):
+    xs = arrays([(16, 8, 2)] * 3)
+    step = sdy.partition(each(changed), mesh=LINE, in_shardings=([spec] * 3,), out_shardings=P(), combine=True)
+    assert re.findall(r"f32\[([\d,]+)\] = concatenate", str(jax.make_jaxpr(step)(xs))) == [stack]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -62,11 +62,11 @@ def test_other_devices_keep_the_dimensions():
 
 SENT = [
     # bytes per element, shape, dimension, parts, and what is scattered: its shape, dimension, and whether in tiles
-    (2, (2048, 64), 0, 16, (2048, 64), 0, True),  # the first dimension
+    (2, (2048, 64), 0, 16, (16, 128, 64), 0, False),  # the first dimension
     (2, (512, 3, 8, 64), 0, 8, (512, 1536), 0, True),
     (2, (512, 3, 8, 64), 0, 4, (512, 1536), 0, True),  # 128 rows in lanes are an odd number of tiles
-    (2, (512, 3, 8, 64), 0, 2, (512, 3, 8, 64), 0, True),
-    (4, (512, 3, 8, 64), 0, 4, (512, 3, 8, 64), 0, True),
+    (2, (512, 3, 8, 64), 0, 2, (2, 256, 3, 8, 64), 0, False),
+    (4, (512, 3, 8, 64), 0, 4, (4, 128, 3, 8, 64), 0, False),
     (2, (64, 8, 16, 128), 1, 8, (64, 128, 128), 1, True),  # rows of whole lanes
     (2, (2, 3, 8, 16, 128), 2, 8, (6, 128, 128), 1, True),
     (2, (64, 64, 128), 1, 8, (64, 8192), 1, True),  # half of a tile
@@ -81,6 +81,9 @@ SENT = [
     (2, (4, 64, 64), 1, 8, (4, 8, 8, 64), 1, False),  # four rows in front are no tile
     (4, (2, 2, 8, 64, 32), 2, 8, (2, 2, 8, 1, 64, 32), 2, False),
     (4, (2, 3, 8, 64, 32), 2, 8, (6, 16384), 1, True),
+    (2, (4096, 128256), 0, 8, (8, 512, 128256), 0, False),  # 6 * 167 tiles
+    (2, (4096, 128000), 0, 8, (4096, 128000), 0, True),  # 1000 tiles
+    (2, (64,), 0, 8, (64,), 0, True),
 ]
 
 
@@ -104,11 +107,11 @@ SHAPES = {"b": 64, "s": 8, "d": 64, "e": 2, "n": 3, "h": 2, "k": 4}
 
 SCATTERED = [
     # einsum, where the result is split, the shapes of products, and of what is scattered
-    ("bsd,bsnhk->dnhk", P("x"), "64,24", "64,24"),
-    ("bsnhk,bsd->dnhk", P("x"), "64,24", "64,24"),
+    ("bsd,bsnhk->dnhk", P("x"), "64,24", "8,8,24"),
+    ("bsnhk,bsd->dnhk", P("x"), "64,24", "8,8,24"),
     ("sbd,sbhk->sdhk", P(None, "x"), "8,64,8", "8,64,8"),  # a batch of products
     ("bsd,bsnhk->dknh", P("x"), "3,2,4,64", "3,2,4,64"),  # columns in another order: transposed afterwards
-    ("bsde,bsk->dek", P("x"), "64,2,4", "64,8"),  # columns of both operands
+    ("bsde,bsk->dek", P("x"), "64,2,4", "8,8,8"),  # columns of both operands
     ("bsd,bsnhk->nhkd", P(None, None, None, "x"), "3,2,4,64", "3,2,4,64"),
 ]
 

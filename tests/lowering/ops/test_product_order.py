@@ -83,3 +83,34 @@ def test_scores_of_groups_of_heads_are_not_transposed(mesh: Mesh) -> None:
     theirs = jax.jit(_gradients, in_shardings=specs, out_shardings=specs[0]).lower(q, k, k)
     assert _transposed_scores(theirs.compile().as_text(), size) > 0
     assert _transposed_scores(ours.compile().as_text(), size) == 0
+
+
+def _weight_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.grad(lambda w: (jnp.tanh(jnp.einsum("bsd,dhk->bshk", x, w)) ** 2).sum())(w)
+
+
+@pytest.mark.parametrize(
+    ("spec", "made"),
+    [(P("data", "model"), "16x8x4"), (P(None, "model"), "16x8x4"), (P(None, None, "data"), "8x4x16")],
+    ids=str,
+)
+def test_gradients_of_weights_are_made_as_their_weights_lie(mesh: Mesh, spec: P, made: str) -> None:
+    """But where these are split along their last dimension, and what is transposed is not."""
+    draw = np.random.default_rng(0)
+    x, w = (draw.standard_normal(shape).astype("float32") for shape in ((8, 4, 16), (16, 8, 4)))
+    options = {"mesh": mesh, "in_shardings": (P("data"), spec), "out_shardings": spec}
+    testing.assert_same(_weight_gradient, x, w, **options)
+    text = sdy.partition(_weight_gradient, **options).plan(x, w).mlir()
+    assert re.findall(r"dot_general .*-> tensor<(\S+)xf32>", text)[-1] == made
+    assert text.count("stablehlo.transpose") == (made == "8x4x16")
+
+
+def test_products_keep_their_precision_where_operands_change_places(mesh: Mesh) -> None:
+    def f(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.dot(x, y, precision=("highest", "default")).T
+
+    arguments, options = (np.ones((8, 4)), np.ones((4, 16))), {"mesh": mesh, "in_shardings": (P(), P(None, "data"))}
+    testing.assert_same(f, *arguments, **options)
+    text = sdy.partition(f, **options).plan(*arguments).mlir()
+    assert "precision = [DEFAULT, HIGHEST]" in text
+    assert "stablehlo.transpose" not in text

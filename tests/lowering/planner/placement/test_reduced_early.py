@@ -49,3 +49,18 @@ def test_sums_that_meet_are_reduced_together():
 
 def test_sums_that_are_read_twice_stay_where_they_are_reduced():
     assert reduced(read_twice) == ["stablehlo.dot_general"]
+
+
+def late(x, y, w):
+    """The gradient of a weight, which is used last."""
+    gradient = x.T @ y
+    return jnp.sin(y) @ jnp.cos(w).T, w - gradient
+
+
+def test_sums_are_scattered_where_they_are_made_though_they_are_used_later():
+    specs = (P("x"), P("x"), P("x"))
+    plan = assert_same(late, X, Y, W, mesh=LINE, in_shardings=specs, out_shardings=(P("x"), P("x")))
+    [scatter] = named(plan.stages["partitioned"], "sdy.reduce_scatter")
+    ops = list(scatter.operation.block.operations)
+    place = ops.index(scatter.operands[0].owner.opview)
+    assert ops[place + 1].name == "sdy.reduce_scatter"

@@ -343,10 +343,18 @@ def test_memory_has_its_small_price_where_a_program_that_fits_fills_a_device(mon
     programs_tried = Tried(monkeypatch, programs)
     assert programs_tried.found(limit=9, memory=10, worth=1.25)[-1] == (4.1, 3)
     worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
-    assert programs_tried.multipliers[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
+    assert programs_tried.multipliers[1:] == [worth / 9, *(times * worth / 8 for times in (1, 8, 64, 256))]
     assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, worth=1.25)[-1] == (4, 2)
     monkeypatch.setattr(memory_search, "_MANY", 0)
     assert Tried(monkeypatch, programs).found(limit=9, memory=10, worth=1.25)[-1] == (4, 5)
+
+
+def test_between_what_holds_much_and_what_holds_little_others_are_tried(monkeypatch):
+    programs = [(10, 8), (4, 8), (4, 8), (4, 8), (4, 8), (4.9, 2), (4.9, 2), (4.2, 3), (4.2, 3)]
+    search = Tried(monkeypatch, programs)
+    assert search.found(limit=9, memory=10, worth=1.25)[-1] == (4.2, 3)
+    low, high = search.multipliers[3], search.multipliers[4]
+    assert search.multipliers[5:7] == pytest.approx([(low * high) ** (1 / 2), (low**3 * high) ** (1 / 4)])
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_baseline_that_fits(monkeypatch):
