@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -245,11 +245,34 @@ def _treats_alike(op: Op, rule: OpShardingRule, factor: int) -> bool:
     free = pass_through_factors(rule) | (rule.reduction if op.name in _CONTRACTING else frozenset())
     if factor not in free - rule.blocked or any(factor in joint for joint in rule.joint_factors):
         return False
-    if any(list(mapping).count((factor,)) > 1 for mapping in rule.mappings):
+    if any(list(mapping).count((factor,)) > 1 for mapping in rule.mappings) or _is_addressed(op, rule, factor):
         return False
     if op.name == "stablehlo.broadcast_in_dim":  # along a dimension that it makes, all elements are the same
         return True
     return any(factor in factors for factors in rule.factors_of[: len(op.operands)])
+
+
+_IN_GROUPS = frozenset({"chlo.ragged_dot"})
+"""Ops to which it matters where an element stands: rows are of the group that they lie in."""
+
+
+def _is_addressed(op: Op, rule: OpShardingRule, factor: int) -> bool:
+    """Whether positions along a factor are told to an op, or say to which group elements belong. Where the window that
+    it reads or writes has all of a dimension, no position in it is told."""
+    window = _WINDOWS.get(op.name)
+    if window is None:
+        return op.name in _IN_GROUPS
+    return factor in rule.factors_of[0] and factor not in rule.factors_of[window(op)]
+
+
+_WINDOWS: dict[str, Callable[[Op], int]] = {
+    "stablehlo.gather": lambda op: len(op.operands),
+    "stablehlo.dynamic_slice": lambda op: len(op.operands),
+    "stablehlo.scatter": lambda op: len(op.operands) - 1,
+    "stablehlo.dynamic_update_slice": lambda op: 1,
+}
+"""Ops that read or write at positions that they are told: which of their operands and results are what is read or
+written."""
 
 
 def _places(rule: OpShardingRule, factor: int) -> list[tuple[int, int]]:

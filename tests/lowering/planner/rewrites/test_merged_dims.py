@@ -123,6 +123,39 @@ def test_numbers_are_the_plain_functions(function: Callable[..., Any]) -> None:
     check(function, (ACTIVATIONS,), (P("x", "y"),), None, layouts="global", rtol=1e-4, atol=1e-5)
 
 
+ROWS = jnp.array([5, 0, 63, 9, 17])
+"""Some rows of [64, 8]."""
+
+POSITIONAL: dict[str, Callable[[Any], Any]] = {
+    "updated": lambda x: jax.lax.dynamic_update_slice(x, x[:3] + 1, (9, 0)),
+    "sliced": lambda x: jnp.zeros_like(x).at[:40].set(jax.lax.dynamic_slice(x, (ROWS[0], 0), (40, 8))),
+    "added to": lambda x: x.at[ROWS].add(1.0),
+    "looked up": lambda x: x.at[1].multiply(x[ROWS].sum()),
+    "mapped": lambda x: jax.lax.map(jnp.cumsum, x),
+    "changed in a loop": lambda x: jax.lax.fori_loop(0, 4, lambda i, c: c.at[7 * i].add(c[i]), x),
+    "summed by segments": lambda x: jax.ops.segment_sum(x, jnp.arange(64) * 5 % 64, 64),
+    "in groups": lambda x: jax.lax.ragged_dot(x, drawn(4, 8, 8, seed=4), jnp.array([9, 17, 4, 34])),
+    "sorted": lambda x: jnp.sort(x, 0),
+    "permuted": lambda x: x[jnp.argsort(x[:, 0])],
+}
+"""What depends on where in the dimension an element stands."""
+
+
+@pytest.mark.parametrize("name", POSITIONAL)
+@pytest.mark.parametrize("split", [P(None, "y"), P("x", "y")], ids=str)
+def test_positions_in_a_merged_dimension_are_those_of_the_program(name: str, split: P) -> None:
+    """Their gradients address it where they do not."""
+
+    def positional(x: Any) -> Any:
+        return POSITIONAL[name](x.reshape(64, 8)).reshape(x.shape)
+
+    def gradient(x: Any) -> Any:
+        return jax.grad(lambda x: jnp.sin(positional(x)).sum())(x)
+
+    for function in (positional, gradient):
+        check(function, (ACTIVATIONS,), (split,), split, layouts="global", rtol=1e-4, atol=1e-5)
+
+
 def of_a_column(x: Any, order: Callable[..., Any]) -> Any:
     """Little has to be put back in order, and in order again."""
     return x + order(x[:, :1], 0) / 8
@@ -153,12 +186,13 @@ def _carried(x: Any, pick: random.Random) -> Any:
             *(partial(of_a_column, x, order) for order in (jnp.cumsum, jnp.sort, jnp.flip)),
             lambda: x * x[5:6, :1] + jnp.argmax(x[:, 0]),
             lambda: x + jnp.take(x[:, :1], jnp.arange(64) // 3, 0),
+            *(partial(positional, x) for positional in POSITIONAL.values()),
         ]
     )()
 
 
 @pytest.mark.more("generated programs")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(20))
 def test_generated_programs(seed: int) -> None:
     pick = random.Random(seed)
     mesh = pick.choice([LINE, PLANE, CUBE])
@@ -167,7 +201,9 @@ def test_generated_programs(seed: int) -> None:
     split = [pick.choice(names), pick.choice(names), None]
     if split[0] == split[1]:
         split[0] = None
-    returned, result = pick.choice([(4, 16, 8), (64, 8), (16, 4, 8)]), P()
+    returned, result = pick.choice(
+        [((4, 16, 8), P(*split)), ((4, 16, 8), P(*split)), ((64, 8), P()), ((16, 4, 8), P())]
+    )
 
     def program(x: Any) -> Any:
         again = random.Random()
