@@ -164,14 +164,16 @@ class _Linearized:
 
     def _derivative_at(self, operands: Sequence[Any]) -> LinearMap:
         plan, found = self._known.plan(*operands), self._pushforward
-        lie = [*self._inputs, *specs(plan.program, plan.results, plan.program.out_info)]
+        # What a caller brings lies as it did there: jax names no parts of an axis where XLA chooses how it lies.
+        lie = [*map(on_whole_axes, self._inputs), *specs(plan.program, plan.results, plan.program.out_info)]
         residuals = [lie[i] for i in found.sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
         outputs = [self._outputs[i] for i in found.smooth]
         cotangents = list(map(of_cotangent, inputs))
+        tangents, brought = (list(map(on_whole_axes, each)) for each in (inputs, outputs))
         return LinearMap(
-            self._partition(self._forward, (*residuals, *inputs), outputs, "tangents"),
-            self._partition(self._backward, (*residuals, *outputs), cotangents, "backward"),
+            self._partition(self._forward, (*residuals, *tangents), outputs, "tangents"),
+            self._partition(self._backward, (*residuals, *brought), cotangents, "backward"),
             len(residuals),
             found.smooth,
             self._place,

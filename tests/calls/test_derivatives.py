@@ -177,6 +177,22 @@ def test_sizes_that_no_axis_divides_and_double_precision(mesh):
         assert_close(jax.jvp(partitioned(fun, mesh), (x,), (x,)), jax.jit(lambda x: jax.jvp(fun, (x,), (x,)))(x))
 
 
+def test_arguments_that_lie_by_a_part_of_an_axis_have_derivatives_outside_of_jit_too(mesh):
+    """Twelve rows over eight devices are split over four; jax has no name for that."""
+    x, w = (RNG.standard_normal(shape).astype(np.float32) for shape in ((12, 6), (6, 8)))
+
+    def fun(x, w):
+        return jnp.sin(x @ w)
+
+    ours = partitioned(fun, mesh, in_shardings=(P(("data", "model")), P()))
+    results, pullback = jax.vjp(ours, x, w)
+    wanted, pulled = jax.vjp(fun, x, w)
+    assert_close(results, wanted)
+    assert_close(pullback(results), pulled(wanted))
+    assert_close(jax.linearize(ours, x, w)[1](x, w), jax.linearize(fun, x, w)[1](x, w))
+    assert_close(jax.grad(lambda w: ours(x, w).sum())(w), jax.grad(lambda w: fun(x, w).sum())(w))
+
+
 def test_gradients_lie_as_their_arguments_do(mesh):
     ours = partitioned(smooth, mesh)
     gradient = jax.jit(jax.grad(ours))(jax.device_put(X, NamedSharding(mesh, P("data", "model"))))
