@@ -91,11 +91,11 @@ def _weight_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize(
     ("spec", "made"),
-    [(P("data", "model"), "16x8x4"), (P(None, "model"), "16x8x4"), (P(None, None, "data"), "8x4x16")],
+    [(P("data", "model"), "16x8x4"), (P(None, "model"), "8x4x16"), (P(None, None, "data"), "8x4x16")],
     ids=str,
 )
 def test_gradients_of_weights_are_made_as_their_weights_lie(mesh: Mesh, spec: P, made: str) -> None:
-    """But where these are split along their last dimension, and what is transposed is not."""
+    """Where what jax would transpose is split along its last dimension, and they are not."""
     draw = np.random.default_rng(0)
     x, w = (draw.standard_normal(shape).astype("float32") for shape in ((8, 4, 16), (16, 8, 4)))
     options = {"mesh": mesh, "in_shardings": (P("data"), spec), "out_shardings": spec}
