@@ -164,7 +164,7 @@ class _Linearized:
 
     def _derivative_at(self, operands: Sequence[Any]) -> LinearMap:
         plan, found = self._known.plan(*operands), self._pushforward
-        # What a caller brings lies as it did there: jax names no parts of an axis where XLA chooses how it lies.
+        # What a caller brings is taken by whole axes: where XLA chooses how it lies, jax has no names for parts of one.
         lie = [*map(on_whole_axes, self._inputs), *specs(plan.program, plan.results, plan.program.out_info)]
         residuals = [lie[i] for i in found.sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
