@@ -99,7 +99,7 @@ def test_of_equal_meshes_the_first_is_used():
 
 @pytest.mark.more("limits of memory between meshes")
 def test_a_mesh_on_which_a_plan_fits_is_used(monkeypatch):
-    monkeypatch.setattr(blocking, "_in_parts", lambda program: ())  # in parts, the step fits on both
+    monkeypatch.setattr(blocking, "_in_parts", lambda *_: ())  # in parts, the step fits on both
     args = arguments(128)
     plan = automatic(memory="63KiB", recompute=False).plan(*args)
     assert plan.program.mesh.axis_names == ("x", "y") and plan.memory.peak <= 63 * 1024

@@ -89,7 +89,7 @@ def multiplier_that_saves(segments: Sequence[PricedSegment], saving: float) -> f
 
 _FURTHER = 1.25
 """How many times as much is saved, too, where what fits is dear. Measured (2026-11, scanned layers on eight chips of
-v5e): at 0.65 of what a step holds it takes 787 us as the form with which it first fits, whose choices are dear, and 646
+v5e): at 0.75 of what a step holds it takes 725 us as the form with which it first fits, whose choices are dear, and 592
 as the next one. Guessed: with less, that is the same form; with more, it computes more again than need be."""
 
 _TRIES = 3

