@@ -317,14 +317,14 @@ def _fold_into_product(op: Op) -> bool:
         return False
     if _splits_last(op.results[0]) or not _splits_last(before):
         return False
-    attributes = {
-        "dot_dimension_numbers": stablehlo.DotDimensionNumbers.get(
-            numbers.rhs_batching, numbers.lhs_batching, numbers.rhs_contracting, numbers.lhs_contracting
-        )
-    }
-    if "precision_config" in made.attributes:
-        attributes["precision_config"] = ir.ArrayAttr.get(list(made.attributes["precision_config"])[::-1])
     place, result = Place(ir.InsertionPoint(op.mlir), made.mlir.location), op.results[0]
+    lhs, rhs = (numbers.lhs_batching, numbers.lhs_contracting), (numbers.rhs_batching, numbers.rhs_contracting)
+    dims = (rhs[0], lhs[0], rhs[1], lhs[1])
+    attributes = {"dot_dimension_numbers": stablehlo.DotDimensionNumbers.get(*dims, context=place.context)}
+    if "precision_config" in made.attributes:
+        attributes["precision_config"] = ir.ArrayAttr.get(
+            list(made.attributes["precision_config"])[::-1], place.context
+        )
     operands = list(made.mlir.operands)[::-1]
     found = created(made.name, result.mlir.type, operands, place, result.sharding, attributes)
     result.mlir.replace_all_uses_with(found)
