@@ -312,8 +312,7 @@ def _fold_into_product(op: Op) -> bool:
         return False
     numbers, before = dot_dimension_numbers(made), made.results[0]
     batched, first = len(numbers.lhs_batching), made.operands[0].rank - len(numbers.lhs_contracting)
-    swapped = *range(batched), *range(first, before.rank), *range(batched, first)
-    if before.only_user is not op or op.ints("permutation") != swapped:
+    if not _is_transposed(made, [*range(batched), *range(first, before.rank), *range(batched, first)]):
         return False
     if _splits_last(op.results[0]) or not _splits_last(before):
         return False

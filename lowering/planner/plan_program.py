@@ -339,7 +339,7 @@ def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> Pr
 def _cheaper_in_parts(written: ProgramForm) -> Iterator[ProgramForm]:
     """As `_in_parts`, for a smaller limit than that of a form that fits, which is not to have the quicker program."""
     try:
-        yield from _in_parts(written, written.least.peak.total / _FINER)
+        yield from _in_parts(written, min(written.search.limit, written.least.peak.total / _FINER))
     except GivenUp:
         return
 
@@ -360,11 +360,11 @@ def _stage(graph: Graph) -> ir.Operation:
     return module
 
 
-def _in_parts(program: ProgramForm, least: float = math.inf) -> Iterator[ProgramForm]:
+def _in_parts(program: ProgramForm, least: float = 0.0) -> Iterator[ProgramForm]:
     """Programs that make their largest values in more and more parts; the last one fits, if there is such. `least`: the
-    bytes that they are to hold though more would fit."""
-    limit = min(program.search.limit, least)
-    too_much = program.too_much if least == math.inf else program.least.peak.total - limit
+    bytes that they are to hold where more would fit."""
+    limit = least or program.search.limit
+    too_much = program.least.peak.total - least if least else program.too_much
     shared = _SHARED * max(too_much, 0.0)
     graph, candidates = _candidates(program, _rules(), shared, limit)
     most = candidates.most
@@ -377,7 +377,7 @@ def _in_parts(program: ProgramForm, least: float = math.inf) -> Iterator[Program
         if not chosen or [cut for _, cut in chosen] == before:
             return
         before = [cut for _, cut in chosen]
-        less = _in_loops(program, graph, chosen, Rewrite("parts", shared=shared, size=size))
+        less = _in_loops(program, graph, chosen, Rewrite("parts", shared=shared, size=size, limit=least))
         if not less.fits and less.too_much > (1 - _SAVED) * last:
             return
         less.give_up_if_dear()
@@ -397,7 +397,7 @@ def _rules() -> RuleOf:
 
 def _cut(program: ProgramForm, rewrite: Rewrite) -> ProgramForm | None:
     """A program that makes its largest values in parts; None where there is nothing to cut."""
-    graph, candidates = _candidates(program, _rules(), rewrite.shared, program.search.limit)
+    graph, candidates = _candidates(program, _rules(), rewrite.shared, rewrite.limit or program.search.limit)
     chosen = _chosen(candidates, rewrite.size)
     return _in_loops(program, graph, chosen, rewrite) if chosen else None
 

@@ -167,13 +167,12 @@ class _Linearized:
         # What a caller brings is taken by whole axes: where XLA chooses how it lies, jax has no names for parts of one.
         lie = [*map(on_whole_axes, self._inputs), *specs(plan.program, plan.results, plan.program.out_info)]
         residuals = [lie[i] for i in found.sources.values()]
-        inputs = [self._inputs[i] for i in self._moving]
+        inputs = [lie[i] for i in self._moving]
         outputs = [self._outputs[i] for i in found.smooth]
         cotangents = list(map(of_cotangent, inputs))
-        tangents, brought = (list(map(on_whole_axes, each)) for each in (inputs, outputs))
         return LinearMap(
-            self._partition(self._forward, (*residuals, *tangents), outputs, "tangents"),
-            self._partition(self._backward, (*residuals, *brought), cotangents, "backward"),
+            self._partition(self._forward, (*residuals, *inputs), outputs, "tangents"),
+            self._partition(self._backward, (*residuals, *map(on_whole_axes, outputs)), cotangents, "backward"),
             len(residuals),
             found.smooth,
             self._place,

@@ -128,6 +128,7 @@ def deep(w, x):
 
 REWRITTEN = {
     "in parts": (attention, [array(2048, 16) for _ in range(3)], (P("x"), None, None), 0.25),
+    "in parts where another form fits": (deep, [W[0], array(1024, 32)], (None, P("x")), 0.95),
     "computed again": (deep, [W[0], array(1024, 32)], (None, P("x")), 0.7),
 }
 

@@ -106,10 +106,9 @@ def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, form
         shape = (*shape[: dim + 1], math.prod(shape[dim + 1 :]))
         if dim:
             return ScatterForm(shape, dim)
-    if dim == 0 and (len(shape) == 1 or _falls_into_pieces(shape[-1])):
-        return ScatterForm(tuple(shape), 0)
     if dim == 0:
-        return ScatterForm((parts, shape[0] // parts, *shape[1:]), 0, is_tiled=False)
+        is_tiled = len(shape) == 1 or _falls_into_pieces(shape[-1])
+        return ScatterForm(tuple(shape) if is_tiled else (parts, shape[0] // parts, *shape[1:]), 0, is_tiled)
     before, rows = math.prod(shape[:dim]), math.prod(shape[dim:-1])
     if dim < len(shape) - 1 and shape[-1] % LANES == 0 and rows // parts % _packed(itemsize) == 0:
         return ScatterForm((before, rows, shape[-1]), 1)
@@ -129,7 +128,7 @@ def _falls_into_pieces(lanes: int) -> bool:
     """Whether a row of so many elements is a number of tiles without a prime factor above those of a piece."""
     tiles, rest = divmod(lanes, LANES)
     for factor in range(2, _MOST_TILES):
-        while tiles % factor == 0 and tiles:
+        while tiles and tiles % factor == 0:
             tiles //= factor
     return not rest and tiles == 1
 

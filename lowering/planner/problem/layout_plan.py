@@ -223,6 +223,7 @@ class Rewrite:
         in_parts: what is computed again is so part by part, of what passes between them.
         shared: the bytes from which on a value that two groups share is computed again.
         size: the bytes that the values of a group may take.
+        limit: the bytes above which what is live is made in parts; 0 where that is what a device may hold.
     """
 
     kind: Kind
@@ -231,6 +232,7 @@ class Rewrite:
     in_parts: bool = True
     shared: float = 0.0
     size: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,7 @@ class RecordedRewrite:
     shared: float = 0.0
     size: float = 0.0
     layouts: RecordedLayoutPlan = RecordedLayoutPlan()
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
