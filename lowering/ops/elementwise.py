@@ -17,7 +17,15 @@ from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.ops.collectives import reductions
 from sdy_jax.lowering.ops.collectives.movement import not_before
 from sdy_jax.lowering.ops.re_emission import numpy_dtype, re_emit
-from sdy_jax.lowering.ops.registry import AWAITED, LocalOp, emitter, folds, rematerializable, runs_part_by_part
+from sdy_jax.lowering.ops.registry import (
+    AWAITED,
+    LocalOp,
+    emitter,
+    folds,
+    is_forwarding,
+    rematerializable,
+    runs_part_by_part,
+)
 from sdy_jax.lowering.ops.shards import offset, own_block
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE, NUMBERS
 from sdy_jax.shardy.rules.registry import LINEAR, Linear
@@ -237,6 +245,8 @@ def reduction_kind(body: Block) -> str | None:
 
 def _combiner(value: Value, old: Value, new: Value) -> str | None:
     op = value.defining_op
+    while op is not None and is_forwarding(op):  # a sharding that is stated of a number
+        op = op.operands[0].defining_op
     if op is None or op.name not in _KINDS or {id(v) for v in op.operands} != {id(old), id(new)}:
         return None
     kind = _KINDS[op.name]

@@ -136,7 +136,7 @@ def best_border(
 def _choice(graph: Graph, best: PartitionedProgram, baseline: PartitionedProgram) -> LayoutChoice:
     plan, changed = best.plan, tuple(_changed(graph, best.placed.layouts, baseline.placed.layouts))
     chosen = plan.chosen if plan is not None else ()
-    sent, written = (best.sending, baseline.sending), best.sending_of(("user",))
+    sent, written = (best.sending, baseline.sending), best.sending_as_written
     held = baseline.peak.total if baseline.exposed < best.exposed else 0.0
     return LayoutChoice(best.cost, baseline.cost, changed, *sent, chosen, written, best.exposed, baseline.exposed, held)
 

@@ -353,16 +353,24 @@ class PartitionReport:
     """By the identities of records, what they were when they were added, and the op beside which that was."""
 
     def add(
-        self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner", again: bool = False
+        self,
+        moved: Moved,
+        value: Value,
+        at: Op,
+        cause: Op,
+        origin: Origin = "partitioner",
+        again: bool = False,
+        instead: str = "",
     ) -> CollectiveRecord:
-        """Records a collective that moves a value, beside the op `at`, because of another."""
+        """Records a collective that moves a value, beside the op `at`, because of another. `instead`: the op of the
+        program's own, inside of the other, in whose place it is."""
         runs = executions(at)
         record = CollectiveRecord(
             moved,
             value.dtype,
             value.shape or (),
             cause.mlir.location,
-            cause.title,
+            instead or cause.title,
             runs.depth,
             runs.times,
             runs.known,

@@ -155,6 +155,14 @@ def no_parameter(name: Any, names: Sequence[str], function: str, where: str) -> 
     )
 
 
+def no_entry_of_each(name: str, specs: Any, members: Sequence[str], where: str) -> ShardingError:
+    """A tree of entries for `*args` or `**kwargs` that is not that of what they collect."""
+    return ShardingError(
+        f"{where} has {_described(specs)} for `{name}`, which collects {', '.join(members) or 'nothing'}; give one "
+        f"sharding for each, or a tuple for `*{name}`, a dict for `**{name}`, with an entry for each"
+    )
+
+
 def no_sharding_text(text: str, place: str, error: ParseError) -> ParseError:
     """A string that is not the text of an SDY sharding; what most likely was meant is the name of an axis."""
     if text.strip().lower() in ("auto", "sdy.auto"):

@@ -22,6 +22,7 @@ from sdy_jax.annotate.argument_errors import (
     array_for_tree,
     no_array,
     no_entries,
+    no_entry_of_each,
     no_parameter,
     no_reference,
     no_specification,
@@ -213,19 +214,27 @@ class Leaf:
 class Parameters:
     """What a function's parameters are called: entries of `in_shardings` go with them, the positional ones first.
 
-    `*args` and `**kwargs` have no names here; both lists are empty where a function has no signature.
+    What `*args` and `**kwargs` collect has no names here, only they themselves: `rest` and `named_rest`. All is empty
+    where a function has no signature.
     """
 
     positional: tuple[str, ...] = ()
     keyword_only: tuple[str, ...] = ()
     function: str = ""
+    rest: str = ""
+    named_rest: str = ""
 
     @classmethod
     def of(cls, fun: Callable[..., Any]) -> Parameters:
         name, signature = function_name(fun), function_signature(fun)
         parameters = signature.parameters.values() if signature else ()
         positional = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-        return cls(positional, tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY), name)
+        named = tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
+        rest, named_rest = (
+            next((p.name for p in parameters if p.kind == kind), "")
+            for kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        )
+        return cls(positional, named, name, rest, named_rest)
 
     def without(self, positions: Container[int], names: Container[str]) -> Parameters:
         """The others."""
@@ -249,7 +258,8 @@ def argument_leaves(
 
     `parameters` are those of the function without its static ones, or the names of the positional ones. A tuple of
     specifications goes with the positional parameters, or with these and the keyword-only ones after them; parameters
-    at the end that are not passed may have no entry. A dict of them goes by the names of parameters.
+    at the end that are not passed may have no entry. A dict of them goes by the names of parameters; the entry of
+    `*args` or `**kwargs` is for each of what they collect, or a tuple or a dict of entries.
 
     Raises:
         ShardingError: the specifications do not match the arguments' tree.
@@ -263,6 +273,8 @@ def argument_leaves(
         named = tuple(sorted(kwargs))
     count = max(len(parameters.positional), len(args))
     roots = tuple(positional_name(i, parameters.positional) for i in range(count))
+    if isinstance(specs, dict):
+        specs = _of_each_collected(specs, roots[len(parameters.positional) :], kwargs, parameters, where)
     entries = _entries(specs, replace(parameters, positional=roots, keyword_only=named), len(args), kwargs, where)
     passed = dict(zip(roots, args, strict=False)) | {name: kwargs[name] for name in sorted(kwargs)}
     leaves: list[Leaf] = []
@@ -271,6 +283,30 @@ def argument_leaves(
     for rule in {id(spec): spec for spec in entries.values() if isinstance(spec, SpecRule)}.values():
         warn_of_unused(rule.unused({name: passed[name] for name in passed if entries.get(name) is rule}))
     return leaves
+
+
+def _of_each_collected(
+    specs: dict[str, Spec], rest: Sequence[str], kwargs: Mapping[str, Any], parameters: Parameters, where: str
+) -> dict[str, Spec]:
+    """A dict of specifications whose entries for `*args` and `**kwargs` are those of what these collect: `rest`, and
+    all of `kwargs` that have no parameters of their own.
+
+    Raises:
+        ShardingError: a tuple or a dict has not one entry for each.
+    """
+    names, found = {*parameters.positional, *parameters.keyword_only}, dict(specs)
+    named_rest = [name for name in kwargs if name not in names]
+    for name, members in ((parameters.rest, rest), (parameters.named_rest, named_rest)):
+        if not name or name not in found or name in kwargs:
+            continue
+        spec = found.pop(name)
+        each = spec if isinstance(spec, dict) else dict.fromkeys(members, spec)
+        if isinstance(spec, (tuple, list)) and not isinstance(spec, SPEC_TYPES):
+            each = dict(zip(members, spec, strict=False)) if len(spec) == len(members) else {}
+        if each.keys() != set(members):
+            raise no_entry_of_each(name, spec, members, where)
+        found |= each
+    return found
 
 
 def _entries(

@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.attributes import itemsize, shardings_from_attribute, tensor_type
-from sdy_jax.ir.custom_ops import OF_FUNCTIONS, RAGGED, WORK, title_of
+from sdy_jax.ir.custom_ops import OF_FUNCTIONS, RAGGED, title_of
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
 from sdy_jax.ir.shardings import TensorSharding
@@ -119,12 +119,11 @@ class Op:
 
     @property
     def title(self) -> str:
-        """What users call the op: its own name, or the function that a callback or a kernel is a call of."""
+        """What users call the op: its own name, the target of a custom call, or the function that a callback or a
+        kernel is a call of."""
         if self.name != "stablehlo.custom_call":
             return self.name
-        if self.key in OF_FUNCTIONS:
-            return title_of(self.text("backend_config"))
-        return self.text("call_target_name") if self.key == RAGGED or self.attribute(WORK) is not None else self.name
+        return title_of(self.text("backend_config")) if self.key in OF_FUNCTIONS else self.text("call_target_name")
 
     @property
     def attributes(self) -> dict[str, ir.Attribute]:
@@ -338,10 +337,13 @@ These are proposals."""
 RETURNED = "sdy.returned"
 """On results of functions: the sharding is that in which an argument, which the result replaces, is passed."""
 
+SUMS = "sdy.sums"
+"""On computations: the indices of the results that are sums which the program takes inside, and the planner outside."""
+
 WRITTEN = "sdy.written"
 """On constraints that the user wrote, until those that JAX wrote for derived types are gone."""
 
-STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED, RETURNED})
+STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED, RETURNED, SUMS})
 
 
 def derived_results(attributes: Mapping[str, ir.Attribute]) -> tuple[int, ...]:

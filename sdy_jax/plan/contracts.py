@@ -180,7 +180,7 @@ class Asked:
         if record.cause == "func.return":
             returned = zip(self._graph.outputs, self._results, strict=True)
             return any(stated is not None and value.shape == record.shape for value, stated in returned)
-        if origin is not None and self._is_stated_where_made(origin, record.shape):
+        if origin is not None and (origin.name in _STATEMENTS or self._is_stated_where_made(origin, record.shape)):
             return True
         ops = self._ops.get((str(record.location), record.cause), [])
         made = [value for op in ops for value in op.results if value.shape == record.shape and side != "operand"]

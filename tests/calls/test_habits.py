@@ -53,6 +53,39 @@ def test_a_dict_of_entries_for_any_keywords(mesh):
     assert specs_of(f.plan(x=X, y=X)) == {"x": "f32[8@data,8]", "y": "f32[8@data,8]"}
 
 
+def collected(x, *rest, **named):
+    return x + sum(rest) - sum(named.values())
+
+
+@pytest.mark.parametrize(
+    ("specs", "types"),
+    [
+        ({"rest": P("data")}, ["8@data,8", "8@data,8", "8@data,8", "8@data,8"]),
+        ({"rest": (P(), P("data")), "x": P()}, ["8,8", "8,8", "8@data,8", "8@data,8"]),
+        ({"rest": [P(), P(None, "data")]}, ["8,8@data", "8,8", "8,8@data", "8,8@data"]),
+        ({"named": P("data"), "x": P(), "rest": P()}, ["8,8", "8,8", "8,8", "8@data,8"]),
+        ({"named": {"y": P("data")}, "x": P(), "rest": P()}, ["8,8", "8,8", "8,8", "8@data,8"]),
+    ],
+)
+def test_entries_for_what_a_function_collects(mesh, specs, types):
+    """One for each of them, or a tuple or a dict of as many."""
+    f = sdy.partition(collected, mesh=mesh, in_shardings=specs)
+    np.testing.assert_array_equal(f(X, X, X, y=X), 2 * X)
+    plan = f.plan(X, X, X, y=X)
+    assert specs_of(plan) == dict(zip(["x", "args[1]", "args[2]", "y"], [f"f32[{t}]" for t in types], strict=True))
+
+
+@pytest.mark.parametrize(
+    "specs", [{"rest": (P(),)}, {"rest": {"y": P()}}, {"named": (P(), P())}, {"named": {"z": P()}}]
+)
+def test_entries_for_other_than_what_a_function_collects(mesh, specs):
+    f = sdy.partition(collected, mesh=mesh, in_shardings=specs)
+    with pytest.raises(
+        sdy.ShardingError, match=r"for `(rest`, which collects args\[1\], args\[2\]|named`, which collects y)"
+    ):
+        f(X, X, X, y=X)
+
+
 @pytest.mark.parametrize("where", ["in_shardings", "out_shardings", "arguments", "both"])
 def test_the_mesh_is_known_from_shardings(mesh, where):
     rows = NamedSharding(mesh, P("data"))

@@ -20,7 +20,7 @@ from sdy_jax.ir.custom_ops import RAGGED
 from sdy_jax.ir.device_orders import block_indices
 from sdy_jax.ir.device_orders import groups_of_axes as mesh_groups
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.ir.meshes import AxisRef, Mesh, braces
+from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, braces
 from sdy_jax.ir.operations import copied
 from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
 from sdy_jax.lowering.ops.collectives import movement, reductions
@@ -109,6 +109,13 @@ def device_groups(op: Op, mesh: Mesh) -> Groups:
         return (everybody,)
     width = given.type.shape[1]  # type: ignore[union-attr]
     return _of_all_devices(op, tuple(_positions(ids[i : i + width], mesh) for i in range(0, len(ids), width)), mesh)
+
+
+def groups_and_axes(op: Op, mesh: Mesh) -> tuple[Groups, Axes | None]:
+    """The groups of a StableHLO collective, and the axes that they are along: none where each device is alone, None
+    where no axes are."""
+    groups = device_groups(op, mesh)
+    return groups, axes_of_groups(groups, _whole_axes(mesh), mesh)
 
 
 def _check_replicas(op: Op, attribute: str, missing: str) -> None:
@@ -232,8 +239,8 @@ def _exchange(op: Op, rule: OpShardingRule) -> list[Strategy]:
 @sends(*_GROUPED)
 def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
     """One collective per operand, as they are emitted."""
-    groups = device_groups(op, mesh)
-    axes, size, kind = axes_of_groups(groups, _whole_axes(mesh), mesh), len(groups[0]), _short(op.name)
+    groups, axes = groups_and_axes(op, mesh)
+    size, kind = len(groups[0]), _short(op.name)
     if size == 1:
         return []
     detail = str([list(group) for group in groups]) if axes is None else braces(axes)
@@ -258,8 +265,8 @@ def _bytes_in_groups(op: Op, value: Value, sharding: TensorSharding, mesh: Mesh,
 def _sent_by_rows(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
     """As many rows as a device is said to send where that is constant, else all that it has, and there is room for: of
     these the share that goes to others."""
-    groups = device_groups(op, mesh)
-    axes, size = axes_of_groups(groups, _whole_axes(mesh), mesh), len(groups[0])
+    groups, axes = groups_and_axes(op, mesh)
+    size = len(groups[0])
     if size == 1:
         return []
     given, taken = zip(op.operands[:2], operands[:2], strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sdy_jax.ir.collectives import MOVING, ops_of
 from sdy_jax.ir.custom_ops import AFTER, WORK
-from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.ops.registry import OPEN_PRECISION, REMATERIALIZABLE
 from sdy_jax.lowering.targets.cost_model import CostModel
@@ -136,6 +136,33 @@ def can_fuse(op: Op, fusion: Fusion) -> bool:
 _LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced"))
 """Changes of sharding without communication: parts of values, or masked ones. Not shards among zeros, which are written
 there: 3.9 GiB of logits on two slices of v5e (2026-11)."""
+
+
+# Computations are no borders for a compiler: what they have inside runs in line with what is around them.
+
+
+def ops_in_line(block: Block) -> list[Op]:
+    """The ops of a block in the order in which they run, each computation followed by what is inside of it."""
+    found = list[Op]()
+    for op in block.ops:
+        found.append(op)
+        if op.name in COMPUTATIONS:
+            found += ops_in_line(op.blocks[0])
+    return found
+
+
+def inner_blocks(op: Op) -> tuple[Block, ...]:
+    """The blocks of an op that do not run in line with what is around it."""
+    return () if op.name in COMPUTATIONS else op.blocks
+
+
+def made_by(value: Value) -> Op | None:
+    """The op that makes a value, inside of a computation or before it; None for arguments of other blocks."""
+    maker = value.owning_op
+    if maker.name not in COMPUTATIONS:
+        return value.defining_op
+    inside = value.defining_op is not None
+    return made_by(maker.blocks[0].terminator.operands[value.index] if inside else maker.operands[value.index])
 
 
 def readers(value: Value) -> Iterator[tuple[Op, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
@@ -31,7 +31,7 @@ from sdy_jax.lowering.ops.collectives.packing import sent_by_step
 from sdy_jax.lowering.ops.re_emission import collective_attributes
 from sdy_jax.lowering.planner.facts.factors import ProgramMeshes
 from sdy_jax.lowering.planner.facts.fusion import rounded_values
-from sdy_jax.lowering.planner.report import CollectiveRecord, Moved, PartitionReport
+from sdy_jax.lowering.planner.report import CollectiveRecord, Moved, Origin, PartitionReport
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.reshard.planner import Collective, Lines, ReshardPlan, along_lines
 from sdy_jax.lowering.reshard.problem import padded_block
@@ -41,11 +41,16 @@ from sdy_jax.lowering.targets.rates import last_cut, wire_bytes
 # The ops that are inserted into a program, with their records; those that end up without users are erased again.
 
 
-class InsertedOps:
-    """Collectives and rematerialized ops, and what their report says of them."""
+_OWN_SUM = "stablehlo.all_reduce"
+"""What takes the sums of a program's own."""
 
-    def __init__(self, report: PartitionReport):
-        self._report = report
+
+class InsertedOps:
+    """Collectives and rematerialized ops, and what their report says of them. `sums`: the values of which the program
+    takes the sum itself."""
+
+    def __init__(self, report: PartitionReport, sums: Collection[Value]):
+        self._report, self._sums = report, sums
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
         """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
         self._inside: dict[int, list[CollectiveRecord]] = {}
@@ -58,8 +63,12 @@ class InsertedOps:
         return op in self._made
 
     def record(self, moved: Moved, value: Value, before: Op, cause: Op, again: bool) -> CollectiveRecord:
-        """The record of a collective that is inserted before an op, because of another."""
-        return self._report.add(moved, value, before, cause, again=again)
+        """The record of a collective that is inserted before an op, because of another or of a sum that the program
+        takes."""
+        kind = moved.summary.kind
+        is_own = kind in REDUCING and value in self._sums
+        origin: Origin = "user" if is_own and kind == "all_reduce" else "partitioner"
+        return self._report.add(moved, value, before, cause, origin, again, _OWN_SUM if is_own else "")
 
     def add(self, op: ir.Operation, record: CollectiveRecord | None = None) -> None:
         """Adds a collective with its record, or an op that runs once more."""

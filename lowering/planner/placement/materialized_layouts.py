@@ -396,7 +396,7 @@ class MaterializedLayouts:
             if producer.block is before.block:  # a sum is larger than what is left of it
                 point = ir.InsertionPoint.after(current.owner)
         for step, moved in self._reshards.moves(value, nearest.sharding, target):
-            record = self._ops.record(moved, value, before, cause, again)
+            record = self._ops.record(moved, origin, before, cause, again)
             current = create_collective(step, current, cause.mlir.location, point)
             self._ops.add(current.owner, record)
         return current

@@ -163,9 +163,10 @@ class ReplicationNotes:
         return "; no other dimension of it can take the axes"
 
     def _splittable(self, found: _Operand) -> list[int]:
-        """The dimensions that could take the axes: those that they move to first."""
+        """The dimensions that could take the axes and for which the op sends nothing: those that they move to first."""
         rule, shape = found.decision.rule, found.value.shape or ()
-        factors = frozenset[int]().union(*(s.splittable for s in strategies_of(found.op, rule) if s.rule is None))
+        local = [s for s in strategies_of(found.op, rule) if s.rule is None and not s.inside]
+        factors = frozenset[int]().union(*(strategy.splittable for strategy in local))
         dims = [
             dim
             for dim, (n, of_dim) in enumerate(zip(shape, rule.operand_mappings[found.index], strict=True))

@@ -18,6 +18,7 @@ from sdy_jax.lowering.planner.placement.collectives import InsertedOps, Reshards
 from sdy_jax.lowering.planner.placement.materialized_layouts import MaterializedLayouts
 from sdy_jax.lowering.planner.problem.layout_plan import PlannedUse
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport, uneven
+from sdy_jax.lowering.planner.rewrites.outer_sums import taken_outside
 from sdy_jax.lowering.planner.setting import Setting
 
 Cut = Callable[[int, Axes, Mesh], Axes]
@@ -34,7 +35,7 @@ class ValuePlacement:
         self.keeps_declared = setting.policy.keeps_declared
         """Each value is brought to its declared sharding right where it is made, and exists in no other before."""
         self.meshes, self.cuts = ProgramMeshes(graph, setting.mesh_name), setting.cuts
-        self.ops = InsertedOps(report)
+        self.ops = InsertedOps(report, taken_outside(graph))
         self._graph, self._report = graph, report
         self._mesh_name, self._mesh = setting.mesh_name, self.meshes.base
         self._placed: dict[Value, TensorSharding] = {}

@@ -6,7 +6,7 @@ See docs/explanation/schedule.md#what-compilers-hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.ops.products import pace
-from sdy_jax.lowering.planner.facts.fusion import CriticalPath, takes_long
+from sdy_jax.lowering.planner.facts.fusion import CriticalPath, inner_blocks, made_by, ops_in_line, readers, takes_long
 from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
@@ -300,9 +300,9 @@ class Schedule:
 
     def of(self, block: Block) -> Ran:
         """Runs a block once."""
-        ran, links = Ran(), _Links()
-        ready = self._ready(block)
-        for place, op in enumerate(block.ops):
+        ran, links, ops = Ran(), _Links(), ops_in_line(block)
+        ready = self._ready(ops)
+        for place, op in enumerate(ops):
             for on_its_way in ready.get(place, ()):
                 links.add(on_its_way)
             for sending, time in links.finish(place):
@@ -310,22 +310,22 @@ class Schedule:
             self._run(op, links, ran)
         return ran
 
-    def _ready(self, block: Block) -> dict[int, list[_OnItsWay]]:
-        """What is started in a block, by the places at which its operands are there."""
-        places = {op: place for place, op in enumerate(block.ops)}
+    def _ready(self, ops: Sequence[Op]) -> dict[int, list[_OnItsWay]]:
+        """What is started among the ops of a block, by the places at which its operands are there."""
+        places = {op: place for place, op in enumerate(ops)}
         ready: dict[int, list[_OnItsWay]] = {}
-        for members in self._started(block).values():
-            sending, makers = self._sendings[members[0]], [op.operands[0].defining_op for op in members]
+        for members in self._started(ops).values():
+            sending, makers = self._sendings[members[0]], [made_by(op.operands[0]) for op in members]
             start = max([places[maker] + 1 if maker is not None and maker in places else 0 for maker in makers])
-            needed = min([_needed(op.results[0], block, places) for op in members])
+            needed = min([_needed(op.results[0], places) for op in members])
             on_its_way = _OnItsWay(sending, needed, self._sent(sending), self._counted(sending))
             ready.setdefault(start, []).append(on_its_way)
         return ready
 
-    def _started(self, block: Block) -> dict[int, list[Op]]:
+    def _started(self, ops: Sequence[Op]) -> dict[int, list[Op]]:
         """The ops of the collectives that are started in a block, by identities of what runs as one."""
         found: dict[int, list[Op]] = {}
-        for op in block.ops:
+        for op in ops:
             sending = self._sendings.get(op)
             if sending is not None and self._has_start(sending):
                 found.setdefault(id(sending), []).append(op)
@@ -339,7 +339,7 @@ class Schedule:
                 self._wait(ran, op, sending, self._sent(sending))
             return
         time = self._work.of(op)
-        for block in op.blocks:
+        for block in inner_blocks(op):
             inner = self.of(block)
             if inner.time or inner.waits or inner.inner:
                 times = runs_each_time(block)
@@ -413,6 +413,14 @@ class _Links:
         return [(each.sending, each.left) for each in due]
 
 
-def _needed(value: Value, block: Block, places: Mapping[Op, int]) -> int:
-    """The place in its block of the first op that reads a value, or whose blocks do."""
-    return min([places[user.ancestor_in(block)] for user, _ in value.uses], default=len(places))
+def _needed(value: Value, places: Mapping[Op, int]) -> int:
+    """The place among ops in line of the first that reads a value, or whose blocks do."""
+    return min([_place(user, places) for user, _ in readers(value)], default=len(places))
+
+
+def _place(op: Op, places: Mapping[Op, int]) -> int:
+    """That of an op, or of the one in line that it is in."""
+    while op not in places:
+        assert op.parent is not None
+        op = op.parent
+    return places[op]

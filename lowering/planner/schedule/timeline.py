@@ -16,6 +16,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
+from sdy_jax.lowering.planner.facts.fusion import inner_blocks, ops_in_line
 from sdy_jax.lowering.planner.op_times import OpTime, OpTimes, Sender, WorkDone
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord
@@ -273,7 +274,7 @@ class _Layout:
             beside[each.op].append(each)
         self._hide([(each.number, each.hidden) for each in self._ahead[block]], start, times)
         at = start
-        for op in block.ops:
+        for op in ops_in_line(block):
             for wait in waits[op]:
                 number = self._number[id(wait.sending)]
                 at = self._wait(number, self._op(number), at, wait.time, times)
@@ -292,7 +293,7 @@ class _Layout:
             _, time, traffic = self._work[op]
             at += times * time
             self._slices.append(Slice(op, start, times * time, times, traffic=times * traffic))
-        blocks = [block for block in op.blocks if block in self._busy]
+        blocks = [block for block in inner_blocks(op) if block in self._busy]
         if not blocks:
             return at
         inner, place = {block: (runs, inside) for runs, block, inside in ran.inner.get(op, ())}, len(self._loops)

@@ -12,12 +12,14 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+from jax.extend.mlir import ir
 
 from sdy_jax.base.errors import MemoryLimitError
-from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_text, type_text
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.stored_shardings import entries_of
 from sdy_jax.lowering.planner.memory.live_ranges import Peak
 from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, PlacedLayouts, PlannedUse
 from sdy_jax.lowering.planner.problem.planning_problem import PlanningProblem
@@ -119,7 +121,7 @@ def border_too_large(
         limit: bytes per device.
     """
     arguments = dict(_sizes(inputs or _numbered("argument", graph.arguments), graph.arguments, layouts.arguments, mesh))
-    results = dict(_sizes(_numbered("result", graph.outputs), graph.outputs, layouts.results, mesh))
+    results = dict(_sizes(_named_results(graph.main), graph.outputs, layouts.results, mesh))
     both = sorted({**arguments, **results}.items(), key=lambda item: -item[1])[:_LISTED]
     error = MemoryLimitError(
         f"memory={bytes_text(limit)} is not enough: arguments take {bytes_text(sum(arguments.values()))} and results "
@@ -137,6 +139,13 @@ def _type(value: Value) -> str:
 
 def _numbered(what: str, values: Sequence[Value]) -> list[str]:
     return [f"{what} {number}" for number in range(len(values))]
+
+
+def _named_results(function: Op) -> list[str]:
+    """The paths of a function's results, which jax writes; their numbers where it did not."""
+    said = [entry.get("jax.result_info") for entry in entries_of(function.mlir, "res_attrs")]
+    paths = ["" if each is None else str(ir.StringAttr(each).value) for each in said]
+    return [path or f"result {number}" for number, path in enumerate(paths)]
 
 
 def _sizes(

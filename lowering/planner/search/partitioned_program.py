@@ -6,7 +6,7 @@ See docs/explanation/planner.md#from-choice-to-program.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -82,12 +82,14 @@ class PartitionedProgram:
     @cached_property
     def sending(self) -> float:
         """What collectives cost: those that were inserted, and those that the program holds itself."""
-        return self.sending_of(("partitioner", "user"))
+        return self._times.of(self.placed.report.collectives)
 
-    def sending_of(self, origins: Collection[str]) -> float:
-        """What the collectives of some origins cost."""
+    @property
+    def sending_as_written(self) -> float:
+        """What the collectives of the program's own cost that stay where they are."""
+        inserted = set(map(id, self.placed.inserted.values()))
         records = self.placed.report.collectives
-        return self._times.of(record for record in records if record.origin in origins)
+        return self._times.of(record for record in records if record.origin == "user" and id(record) not in inserted)
 
     @cached_property
     def _times(self) -> CollectiveTimes:
