@@ -195,9 +195,13 @@ def _place(device: jax.Device, joins_hosts: bool) -> int:
     return int(number)
 
 
-def torus_lines(mesh: AnyMesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
-    """Per axis of a mesh its parts, major to minor, that each lie along one dimension of a torus: size and
-    dimension; none where it lies otherwise. Axes of devices that do not know their place are left out."""
+LineParts = tuple[tuple[int, int, int], ...]
+"""The parts of a mesh axis, major to minor, that each lie along one dimension of a torus: size, dimension, and how many
+neighbours on the next device is. None where the axis goes around."""
+
+
+def torus_lines(mesh: AnyMesh) -> tuple[tuple[str, LineParts], ...]:
+    """How each axis of a mesh lies on a torus. Axes of devices that do not know their place are left out."""
     if isinstance(mesh, jax.sharding.AbstractMesh) or not hasattr(mesh.devices.flat[0], "coords"):
         return ()
     places = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
@@ -205,7 +209,7 @@ def torus_lines(mesh: AnyMesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]],
     return tuple((name, _lines(found)) for name, found in along.items() if (found != found[:1]).any())
 
 
-def _lines(places: np.ndarray) -> tuple[tuple[int, int], ...]:
+def _lines(places: np.ndarray) -> LineParts:
     """The parts of the first dimension of an array of coordinates; none where they are no lines."""
     count = len(places)
     if count == 1:
@@ -215,7 +219,9 @@ def _lines(places: np.ndarray) -> tuple[tuple[int, int], ...]:
         if len(moving) == 1:
             rest = places[::size]
             others = _lines(rest)
-            return (*others, (size, moving[0])) if others or len(rest) == 1 else ()
+            along = np.unique(places[:size].reshape(size, -1, places.shape[-1])[:, 0, moving[0]])
+            far = int(np.diff(along).min())
+            return (*others, (size, moving[0], far)) if others or len(rest) == 1 else ()
     return ()
 
 

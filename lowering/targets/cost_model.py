@@ -35,7 +35,7 @@ from sdy_jax.lowering.targets.target import (
     no_machine,
 )
 from sdy_jax.lowering.targets.torus import SCATTERED_AT_ONCE, Lines, Torus, cut_lines, lines_of_axes
-from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
+from sdy_jax.runtime.devices import LineParts, device_kind, network_axes, platform_of
 
 # What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
 
@@ -486,12 +486,14 @@ class CostModel:
         parts = [part for axis in axes for part in cut_at(axis, mesh, self.major_parts)]
         return min([link.speed for part in parts if (link := self.link(part, mesh)).size > 1], default=1.0)
 
-    def lines(self, mesh: Mesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
+    def lines(self, mesh: Mesh) -> tuple[tuple[str, LineParts], ...]:
         """As `Target.lines`: how axes lie on the torus of a machine whose chips have no places; none of few chips."""
         if _torus_of(self.machine) is None or mesh.size <= SCATTERED_AT_ONCE:
             return ()
         found = _lines_of(self, mesh).items()
-        return tuple([(axis, tuple([(line.size, line.dimension) for line in lines])) for axis, lines in found])
+        return tuple(
+            [(axis, tuple([(line.size, line.dimension, line.far) for line in lines])) for axis, lines in found]
+        )
 
     @property
     def of_rounded(self) -> CostModel:

@@ -21,6 +21,7 @@ from sdy_jax.lowering.targets.family import Arrays, Collectives, Compiler, Famil
 from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.runtime.devices import (
+    LineParts,
     allocator_memory,
     axes_between,
     device_kind,
@@ -239,9 +240,8 @@ def device_memory(device_kind: str) -> float:
 #
 # See docs/explanation/costs.md#targets.
 
-Lines = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-"""Per mesh axis its parts, major to minor, that each lie along one dimension of a torus: size and dimension. None where
-it goes around; axes of devices that do not know their place are left out."""
+Lines = tuple[tuple[str, LineParts], ...]
+"""How each mesh axis lies on a torus; axes of devices that do not know their place are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class Target:
         return self.family.arrays
 
     @property
-    def parts_of_axes(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    def parts_of_axes(self) -> Mapping[str, LineParts]:
         """`lines` by axis."""
         return dict(self.lines)
 

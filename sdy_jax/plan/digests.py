@@ -89,7 +89,7 @@ def target_from(recorded: RecordedTarget) -> Target:
     known = {UNKNOWN.name: UNKNOWN, **FAMILIES}
     if recorded.family not in known:
         raise SdyError(f"it was made for {recorded.family!r} devices, of which nothing is known here")
-    lines = tuple((line.axis, tuple((size, dim) for size, dim in line.parts)) for line in recorded.lines)
+    lines = tuple((line.axis, tuple((size, dim, far) for size, dim, far in line.parts)) for line in recorded.lines)
     return Target(known[recorded.family], recorded.memory, lines)
 
 

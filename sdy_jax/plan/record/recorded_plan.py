@@ -124,7 +124,7 @@ class RecordedCosts:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLine:
-    """A mesh axis, and its parts along the dimensions of a torus: size and dimension, one after the other."""
+    """A mesh axis, and its parts along the dimensions of a torus: size, dimension, and how far the next chip is."""
 
     axis: str
     parts: tuple[tuple[int, ...], ...] = ()

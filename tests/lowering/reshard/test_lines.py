@@ -35,10 +35,11 @@ def mesh(array, **axes):
 @pytest.mark.parametrize(
     ("array", "axes", "lines"),
     [
-        (chips(4, 4), {"x": 16}, {"x": ((4, 0), (4, 1))}),
-        (chips(4, 4), {"x": 4, "y": 4}, {"x": ((4, 0),), "y": ((4, 1),)}),
-        (chips(4, 4, order=(1, 0)), {"x": 2, "y": 8}, {"x": ((2, 1),), "y": ((2, 1), (4, 0))}),
-        (chips(2, 4, 4), {"x": 32, "y": 1}, {"x": ((2, 0), (4, 1), (4, 2))}),
+        (chips(4, 4), {"x": 16}, {"x": ((4, 0, 1), (4, 1, 1))}),
+        (chips(4, 4), {"x": 4, "y": 4}, {"x": ((4, 0, 1),), "y": ((4, 1, 1),)}),
+        (chips(4, 4, order=(1, 0)), {"x": 2, "y": 8}, {"x": ((2, 1, 2),), "y": ((2, 1, 1), (4, 0, 1))}),
+        (chips(2, 4, 4), {"x": 32, "y": 1}, {"x": ((2, 0, 1), (4, 1, 1), (4, 2, 1))}),
+        (chips(4, 8), {"x": 8, "y": 4}, {"x": ((4, 0, 1), (2, 1, 4)), "y": ((4, 1, 1),)}),
         (chips(4, 4)[[0, 1, 2, 3, 7, 6, 5, 4, 8, 9, 10, 11, 15, 14, 13, 12]], {"x": 16}, {"x": ()}),  # as a snake
     ],
 )
@@ -52,12 +53,12 @@ def test_devices_that_do_not_know_their_place_have_no_lines():
 
 def test_an_axis_over_slices_has_no_lines():
     """Chips of all slices have the same coordinates."""
-    assert torus_lines(mesh(np.concatenate([chips(4), chips(4)]), slice=2, x=4)) == (("x", ((4, 0),)),)
+    assert torus_lines(mesh(np.concatenate([chips(4), chips(4)]), slice=2, x=4)) == (("x", ((4, 0, 1),)),)
 
 
 MESH = Mesh.of(x=16, y=4)
 X, Y = AxisRef("x"), AxisRef("y")
-LINES = {"x": ((4, 0), (4, 1)), "y": ((4, 2),)}
+LINES = {"x": ((4, 0, 1), (4, 1, 1)), "y": ((4, 2, 1),)}
 
 
 def scattered(shape, dims, axes):
@@ -93,11 +94,28 @@ def test_a_scatter_around_a_torus_is_counted_as_the_all_reduce_that_it_becomes(a
 
 
 def test_axes_along_one_dimension_stay_together():
-    lines = {"x": ((16, 0),), "y": ((4, 0),)}
+    lines = {"x": ((16, 0, 4),), "y": ((4, 0, 1),)}
     source = TensorSharding.closed("m", [[], []], (X, Y))
     (step,) = plan_reshard((64, 8), 4, source, TensorSharding.closed("m", [[X, Y], []]), MESH).steps
     assert along_lines(step, source, (64, 8), 4, lines, MESH) == (step,)
     assert along_lines(step, source, (64, 8), 4, {}, MESH) == (step,)
+
+
+@pytest.mark.parametrize(
+    ("axes", "texts"),
+    [
+        ((X,), ['[{"x"}, {}]']),  # the half of a line of eight, with the next chip four neighbours on
+        ((X, Y), ['[{"x":(1)4}, {}]', '[{"x":(4)4, "y"}, {}]']),  # with the other axis it is all of the line
+        ((AxisRef.canonical("x", 1, 8, MESH),), ['[{"x":(1)8}, {}]']),
+        ((AxisRef.canonical("x", 1, 4, MESH),), ['[{"x":(1)4}, {}]']),
+    ],
+)
+def test_a_scatter_over_chips_with_others_between_them_stays_one(axes, texts):
+    """XLA sends it around one ring; cut, the major part would send most, and far."""
+    lines = {"x": ((4, 0, 1), (4, 1, 4)), "y": ((4, 1, 1),)}
+    source = TensorSharding.closed("m", [[], []], axes)
+    (step,) = plan_reshard((64, 8), 4, source, TensorSharding.closed("m", [axes, []]), MESH).steps
+    assert [str(each) for each in along_lines(step, source, (64, 8), 4, lines, MESH)] == texts
 
 
 def gradients(x, y):
@@ -105,7 +123,7 @@ def gradients(x, y):
 
 
 def test_numbers_and_bytes_stay(monkeypatch):
-    monkeypatch.setattr(target, "torus_lines", lambda mesh: (("x", ((2, 0), (4, 1))),))
+    monkeypatch.setattr(target, "torus_lines", lambda mesh: (("x", ((2, 0, 1), (4, 1, 1))),))
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((64, n)).astype(np.float32) for n in (32, 16))
     costs = small_costs("tpu v5e", ["x"])
@@ -123,7 +141,7 @@ def test_numbers_and_bytes_stay(monkeypatch):
 
 
 def test_over_two_axes(monkeypatch):
-    monkeypatch.setattr(target, "torus_lines", lambda mesh: (("x", ((2, 0),)), ("y", ((4, 1),))))
+    monkeypatch.setattr(target, "torus_lines", lambda mesh: (("x", ((2, 0, 1),)), ("y", ((4, 1, 1),))))
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((64, n)).astype(np.float32) for n in (32, 16))
     with planned_for("tpu v5e"):

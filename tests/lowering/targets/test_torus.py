@@ -185,8 +185,8 @@ def test_make_mesh_lays_axes_as_it_is_assumed():
 def test_plans_for_a_machine_know_where_its_chips_would_be():
     """As of described chips: what `jax.make_mesh` gives for 256 of v5e. Of eight a scatter is one, however they lie."""
     for sizes, lines in (
-        ({"f": 256}, (("f", ((16, 0), (16, 1))),)),
-        ({"f": 64, "t": 4}, (("f", ((4, 0), (16, 1))), ("t", ((4, 0),)))),
+        ({"f": 256}, (("f", ((16, 0, 1), (16, 1, 1))),)),
+        ({"f": 64, "t": 4}, (("f", ((4, 0, 4), (16, 1, 1))), ("t", ((4, 0, 1),)))),
         ({"x": 8}, ()),
     ):
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
