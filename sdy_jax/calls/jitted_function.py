@@ -17,6 +17,7 @@ from sdy_jax.base.errors import ArgumentError, ProcessError, SdyError, Unsupport
 from sdy_jax.base.jax_calls import (
     CACHE_MISS,
     already_explained,
+    api_boundary,
     explains_traces,
     forbids_traces,
     is_run_for_its_ops,
@@ -154,6 +155,7 @@ class _NamedCompiled(jax.stages.Compiled):
     _entering: Sequence[NamedSharding | None]
     _has_empty: bool
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As jax's."""
         results = super().__call__(*args, **kwargs)

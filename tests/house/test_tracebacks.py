@@ -55,6 +55,12 @@ def test_derivatives_and_outer_functions_of_jax_show_the_users_frames(mesh):
     assert frames(jax.jit(lambda x: partitioned(x)), X) == ["frames", "<lambda>", "wrong"]
 
 
+def test_a_compiled_program_that_is_called_with_others_shows_the_call_alone(mesh):
+    compiled = sdy.partition(jnp.sin, mesh=mesh, in_shardings=P("data")).lower(X).compile()
+    assert frames(compiled, X[0]) == ["frames"]
+    assert frames(compiled, X, X) == ["frames"]
+
+
 DOORS = {
     "partition": lambda: sdy.partition(3),
     "options": lambda: sdy.partition(wrong, uneven="no"),
