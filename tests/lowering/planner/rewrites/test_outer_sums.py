@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, PLANE, check
 
@@ -169,7 +169,7 @@ def test_an_inner_region_sums_along_its_own_axes_outside() -> None:
 
 def test_what_is_sent_behind_a_region_runs_beside_what_is_computed_in_it() -> None:
     """A region is no border in time: that of a function without one hides as much."""
-    mesh = AbstractMesh((8,), ("x",))
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
 
     def local(x: Any, up: Any, down: Any) -> Any:
         return x.T @ (x @ up), (x @ down) @ down.T
