@@ -18,7 +18,7 @@ from sdy_jax.lowering.planner.placement.collectives import InsertedOps, Reshards
 from sdy_jax.lowering.planner.placement.materialized_layouts import MaterializedLayouts
 from sdy_jax.lowering.planner.problem.layout_plan import PlannedUse
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport, uneven
-from sdy_jax.lowering.planner.rewrites.outer_sums import taken_outside
+from sdy_jax.lowering.planner.rewrites.region_borders import taken_outside
 from sdy_jax.lowering.planner.setting import Setting
 
 Cut = Callable[[int, Axes, Mesh], Axes]

@@ -20,8 +20,8 @@ from sdy_jax.lowering.planner.rewrites.loop_rewrites import (
     use_invariants_from_outside,
 )
 from sdy_jax.lowering.planner.rewrites.merged_dims import order_merged_dims
-from sdy_jax.lowering.planner.rewrites.outer_sums import sum_outside
 from sdy_jax.lowering.planner.rewrites.piece_joins import join_pieces
+from sdy_jax.lowering.planner.rewrites.region_borders import round_outside, sum_outside
 from sdy_jax.lowering.planner.setting import Setting
 
 # Dead code elimination, so that no reshard is inserted, or counted, for a value that is not used.
@@ -310,7 +310,7 @@ def prepared(module: ir.Operation, setting: Setting) -> Graph:
     graph = _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
     if setting.policy.layouts != "global":
         return graph
-    graph = _changed(lambda graph: sum_outside(graph, mesh_name, graph.meshes[mesh_name]), graph)
+    graph = _changed(lambda graph: sum_outside(graph, mesh_name, graph.meshes[mesh_name]), round_outside(graph))
     return _changed(lambda graph: order_merged_dims(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
 
 

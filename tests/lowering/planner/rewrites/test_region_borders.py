@@ -1,4 +1,4 @@
-"""Sums with which a manual computation ends: what takes them says how much of each is needed."""
+"""What a manual computation does first and last: it is rounded before a gather, and summed as far as it is needed."""
 
 from __future__ import annotations
 
@@ -165,6 +165,54 @@ def test_an_inner_region_sums_along_its_own_axes_outside() -> None:
         return jnp.sin(narrow), jnp.sin(summed)
 
     check(function, (X,), (P("x", "y"),), (P("x"), P("x", "y")), layouts="global")
+
+
+def half(x: Any) -> Any:
+    return x.astype(jnp.bfloat16)
+
+
+ROUNDED = {
+    "once": lambda x, w: x @ half(w),
+    "twice": lambda x, w: x @ half(w) + jnp.sin(half(w)).sum(0),
+    "in halves": lambda x, w: x @ half(w[:, :8]).repeat(2, 1),
+}
+
+
+@pytest.mark.parametrize("how", ROUNDED)
+def test_weights_that_a_region_rounds_are_gathered_rounded(how: str) -> None:
+    """Where it does so with all of them at once."""
+    local = lambda x, w: jnp.tanh(ROUNDED[how](half(x), w)).astype(jnp.float32)  # noqa: E731
+    function = jax.shard_map(local, mesh=PLANE, in_specs=(P("x"), P()), out_specs=P("x"))
+    plan = check(function, (X, UP), (P("x"), P("x")), P("x"), layouts="global", kinds="all_gather", rtol=1e-6)
+    assert {c.dtype for c in plan.collectives if c.wire_bytes} == {"f32" if how == "in halves" else "bf16"}
+
+
+def test_an_argument_that_is_taken_as_it_is_too_stays() -> None:
+    local = lambda x, w: (half(x) @ half(w)).astype(jnp.float32) + w.sum()  # noqa: E731
+    function = jax.shard_map(local, mesh=PLANE, in_specs=(P("x"), P()), out_specs=P("x"))
+    plan = check(function, (X, UP), (P("x"), P("x")), P("x"), layouts="global", rtol=1e-6)
+    assert {c.dtype for c in plan.collectives if c.wire_bytes} == {"f32"}
+
+
+def test_gradients_of_weights_that_a_region_rounds_are_scattered_rounded() -> None:
+    """They are summed in the narrower type, as jax says, and converted behind the sum."""
+
+    def loss(up: Any, x: Any) -> Any:
+        local = lambda x, w: jnp.tanh(half(x) @ half(w)).astype(jnp.float32)  # noqa: E731
+        y = jax.shard_map(local, mesh=PLANE, in_specs=(P("x"), P()), out_specs=P("x"))(x, up)
+        return jnp.sum(y**2)
+
+    args, specs = (UP, X), (P("x"), P("x"))
+    plan = check(jax.grad(loss), args, specs, P("x"), layouts="global", kinds="all_gather reduce_scatter", rtol=0.02)
+    assert {c.dtype for c in plan.collectives if c.wire_bytes} == {"bf16"}
+    assert plan.wire_bytes == UP.size * 2
+
+
+def test_what_a_region_widens_is_gathered_as_it_is() -> None:
+    local = lambda x, w: jnp.tanh(x @ w.astype(jnp.float32))  # noqa: E731
+    function = jax.shard_map(local, mesh=PLANE, in_specs=(P("x"), P()), out_specs=P("x"))
+    plan = check(function, (X, half(UP)), (P("x"), P("x")), P("x"), layouts="global", kinds="all_gather", rtol=1e-6)
+    assert {c.dtype for c in plan.collectives if c.wire_bytes} == {"bf16"}
 
 
 def test_what_is_sent_behind_a_region_runs_beside_what_is_computed_in_it() -> None:
