@@ -123,7 +123,9 @@ class Op:
         kernel is a call of."""
         if self.name != "stablehlo.custom_call":
             return self.name
-        return title_of(self.text("backend_config")) if self.key in OF_FUNCTIONS else self.text("call_target_name")
+        if self.key in OF_FUNCTIONS:
+            return title_of(self.text("backend_config"))
+        return self.text("call_target_name") or self.name
 
     @property
     def attributes(self) -> dict[str, ir.Attribute]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from jax.extend.mlir import ir
 
@@ -111,6 +112,7 @@ def partition_locally(module: ir.Operation, setting: Setting) -> PartitionReport
     Returns:
         What was inserted.
     """
+    setting = replace(setting, policy=replace(setting.policy, layouts="local"))
     return ProgramPlacement(prepared(module, setting), setting).run().report
 
 

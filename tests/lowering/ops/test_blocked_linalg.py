@@ -40,7 +40,7 @@ def factor(x):
     return lax.linalg.cholesky(x, symmetrize_input=False)
 
 
-CALL, OP = "stablehlo.custom_call", "stablehlo.triangular_solve"
+CALL, OP = "lapack_", "stablehlo.triangular_solve"
 ROWS, COLUMNS = P("x"), P(None, "x")
 
 
@@ -254,6 +254,6 @@ def test_what_library_calls_compute_is_counted(monkeypatch):
         return lax.linalg.triangular_solve(a, b, left_side=True)
 
     gathered = plan(factor, positive(normal(32, 32)), spec=ROWS)
-    assert [w.flops for w in gathered.work if w.op == CALL] == [32**3 / 3] and gathered.repeated_flops
+    assert [w.flops for w in gathered.work if w.op.startswith(CALL)] == [32**3 / 3] and gathered.repeated_flops
     shared = plan(solve, triangle(normal(32, 32)), normal(32, 16), spec=(P(), COLUMNS))
-    assert [(w.flops, w.repeated) for w in shared.work if w.op == CALL] == [(32 * 32 * 2, 0)]
+    assert [(w.flops, w.repeated) for w in shared.work if w.op.startswith(CALL)] == [(32 * 32 * 2, 0)]

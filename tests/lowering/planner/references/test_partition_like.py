@@ -344,7 +344,9 @@ def test_a_reference_that_calls_the_host_leaves_its_kernel_whole():
         return jax.pure_callback(lambda y: np.sin(y), x, x)
 
     fun = sdy.partition_like(jnp.sin, on_host)
-    with pytest.warns(sdy.PartitionWarning, match="as its reference's stablehlo.custom_call at .* needs all of it"):
+    with pytest.warns(
+        sdy.PartitionWarning, match="as its reference's xla_ffi_python_cpu_callback at .* needs all of it"
+    ):
         sdy.partition(lambda x: fun(x), mesh=LINE, in_shardings=P("x"))(normal(16, 8))
 
 
