@@ -22,7 +22,7 @@ from sdy_jax.lowering.ops.registry import (
     LocalOp,
     emitter,
     folds,
-    is_forwarding,
+    origin_of,
     rematerializable,
     runs_part_by_part,
 )
@@ -244,9 +244,7 @@ def reduction_kind(body: Block) -> str | None:
 
 
 def _combiner(value: Value, old: Value, new: Value) -> str | None:
-    op = value.defining_op
-    while op is not None and is_forwarding(op):  # a sharding that is stated of a number
-        op = op.operands[0].defining_op
+    op = origin_of(value).defining_op
     if op is None or op.name not in _KINDS or {id(v) for v in op.operands} != {id(old), id(new)}:
         return None
     kind = _KINDS[op.name]

@@ -348,6 +348,13 @@ def is_forwarding(op: Op) -> bool:
     return op.name in FORWARDING
 
 
+def origin_of(value: Value) -> Value:
+    """The value that one is with another sharding, through all ops that only state these."""
+    while value.defining_op is not None and is_forwarding(value.defining_op):
+        value = value.defining_op.operands[0]
+    return value
+
+
 def rejection(op: Op, mesh: Mesh) -> str | None:
     """Why an op cannot be partitioned over a mesh at all; None for those that can."""
     if op.key in CHECKS:

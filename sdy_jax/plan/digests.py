@@ -89,8 +89,14 @@ def target_from(recorded: RecordedTarget) -> Target:
     known = {UNKNOWN.name: UNKNOWN, **FAMILIES}
     if recorded.family not in known:
         raise SdyError(f"it was made for {recorded.family!r} devices, of which nothing is known here")
-    lines = tuple((line.axis, tuple((size, dim, far) for size, dim, far in line.parts)) for line in recorded.lines)
+    lines = tuple((line.axis, tuple(map(_line_part, line.parts))) for line in recorded.lines)
     return Target(known[recorded.family], recorded.memory, lines)
+
+
+def _line_part(said: tuple[int, ...]) -> tuple[int, int, int]:
+    """A part of an axis; older plans did not say how far its next chip is."""
+    size, dimension, far = (*said, 1)[:3]
+    return size, dimension, far
 
 
 def recorded_policy(policy: Policy) -> RecordedPolicy:

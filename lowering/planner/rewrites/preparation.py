@@ -11,7 +11,7 @@ from sdy_jax.ir.new_ops import any_number
 from sdy_jax.ir.operations import COMPUTATIONS, replace_by_body
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.elementwise import known_scalar
-from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding
+from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding, origin_of
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.rewrites.loop_rewrites import (
     change_in_place,
@@ -270,7 +270,7 @@ def forget_shardings_inside(op: Op) -> list[Op]:
     inside = [inner for block in op.blocks for child in block.ops for inner in child.walk()]
     for inner in inside:
         for index, value in enumerate(inner.operands):
-            origin = _origin(value)
+            origin = origin_of(value)
             if origin is not value:
                 inner.operands[index] = origin
                 inner.mlir.operands[index] = origin.mlir
@@ -282,12 +282,6 @@ def forget_shardings_inside(op: Op) -> list[Op]:
         inner.block.ops.remove(inner)
         inner.mlir.erase()
     return erased
-
-
-def _origin(value: Value) -> Value:
-    while value.defining_op is not None and is_forwarding(value.defining_op):
-        value = value.defining_op.operands[0]
-    return value
 
 
 # Preparation: a propagated module is rewritten before layouts are chosen, each rewrite in turn.

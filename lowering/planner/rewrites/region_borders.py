@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.attributes import itemsize, shardings_from_attribute, shardings_to_attribute
+from sdy_jax.ir.attributes import itemsize, shardings_from_attribute
 from sdy_jax.ir.graph import STATED, SUMS, Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, overlaps, sort_and_merge
 from sdy_jax.ir.new_ops import Place, created, shape_of, tensor_type
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.shardings import TensorSharding
+from sdy_jax.ir.stored_shardings import list_of, set_list
 from sdy_jax.lowering.ops.collectives.written import groups_and_axes
 from sdy_jax.lowering.ops.elementwise import reduction_kind
 
@@ -114,14 +115,14 @@ def _return_terms(found: _Sum, mesh: Mesh) -> None:
     """Lets a computation return the terms, and what is stated of the result say so."""
     computation, index = found.result.owning_op, found.result.index
     computation.blocks[0].terminator.mlir.operands[index] = found.op.operands[0].mlir
-    context = computation.mlir.context
     for name in _OUTER:
-        attribute = computation.attribute(name)
-        if attribute is not None:
-            every = list(shardings_from_attribute(attribute))
-            every[index] = _unreduced(every[index], found.axes, mesh)
-            computation.set_attribute(name, shardings_to_attribute(tuple(every), context))
-    computation.set_attribute(SUMS, ir.DenseI64ArrayAttr.get([*computation.ints(SUMS), index], context))
+        every = list_of(computation.mlir, name)
+        stated = every[index]
+        if stated is not None:
+            every[index] = _unreduced(stated, found.axes, mesh)
+            set_list(computation.mlir, name, every)
+    summed = [*computation.ints(SUMS), index]
+    computation.set_attribute(SUMS, ir.DenseI64ArrayAttr.get(summed, computation.mlir.context))
 
 
 def taken_outside(graph: Graph) -> frozenset[Value]:

@@ -11,6 +11,8 @@ from sdy_jax import AxisRef, CostModel, Mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.lowering.targets.rates import Link
 from sdy_jax.lowering.targets.torus import Line, Torus, cut_lines, lines_of_axes
+from sdy_jax.plan.digests import target_from
+from sdy_jax.plan.record.recorded_plan import RecordedLine, RecordedTarget
 
 FLAT, CUBES = Torus(2, around=16, as_rings=16), Torus(3, around=4, in_cubes=True)
 
@@ -193,3 +195,9 @@ def test_plans_for_a_machine_know_where_its_chips_would_be():
         target = Options(costs=CostModel.of_machine("v5e", list(sizes))).target(mesh)
         assert target.lines == lines
     assert not Options(costs=CostModel.of_machine("h100", ["f"])).target(AbstractMesh((64,), ("f",))).lines
+
+
+def test_plans_that_do_not_say_how_far_chips_are_are_read():
+    """As those that were saved before they did: chips are then neighbours."""
+    recorded = RecordedTarget("tpu", 0.0, (RecordedLine("f", ((4, 0), (16, 1, 4))),))
+    assert target_from(recorded).lines == (("f", ((4, 0, 1), (16, 1, 4))),)
