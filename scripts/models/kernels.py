@@ -175,12 +175,14 @@ def _known_work(call: HloInstruction) -> tuple[float, float]:
 
 
 def _products(count: int) -> Work:
-    """Those of causal attention between queries (..., sequence, width) and keys: half of the pairs of blocks, and half
-    of those on the diagonal, which are computed whole."""
+    """Those of causal attention between queries (..., sequence, width) and keys: of a query's keys those before it, and
+    half of a block on the diagonal, which is computed whole. Where a device has a part of the queries, those of the
+    last one: all others wait for it."""
 
     def work(operands: list[Operand]) -> tuple[float, float]:
         queries, keys = [shape for dtype, shape in operands if dtype in ("bf16", "f32")][:2]
-        return 2 * count * math.prod(queries) * (keys[-2] + min(BLOCK, keys[-2])) / 2, 0.0
+        seen = keys[-2] - (queries[-2] - min(BLOCK, keys[-2])) / 2
+        return 2 * count * math.prod(queries) * seen, 0.0
 
     return work
 
