@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -61,17 +61,16 @@ from sdy_jax.runtime.meshes import check_devices
 
 
 def lowered_arguments(
-    call: Arguments, planned: PlannedCall, donated: Collection[int] = ()
+    call: Arguments, planned: PlannedCall, typed: Container[int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call, static ones among them. Those that are types without a sharding have that of the plan,
-    with which arrays will come. So have those that are `donated` and lie nowhere on the mesh: XLA would choose how they
-    enter, and jit give their memory to results of another size.
+    with which arrays will come. So have those of `typed` that lie nowhere on the mesh.
 
     On Explicit axes a type's sharding is part of what is traced; there they stay as they are. So they do where one lies
     by a part of an axis: jax names the shardings of all arguments by axes of the mesh, or of none.
     """
     leaves = [call.leaves[i].value if i in call.elsewhere else leaf.value for i, leaf in enumerate(call.given)]
-    leaves = [_type_if_unplaced(x) if i in donated else x for i, x in enumerate(leaves)]
+    leaves = [_type_if_unplaced(x) if i in typed else x for i, x in enumerate(leaves)]
     entering = [_named(x, sharding, call.mesh) for x, sharding in zip(leaves, planned.entering, strict=True)]
     if AxisType.Explicit not in call.mesh.axis_types and not any(x is None for x in entering):
         unused = planned.unused
@@ -81,8 +80,8 @@ def lowered_arguments(
 
 
 def _type_if_unplaced(x: Any) -> Any:
-    """The type of an array that lies nowhere on a mesh; what lies there itself."""
-    if isinstance(x, jax.ShapeDtypeStruct) or getattr(x, "committed", False):
+    """The type of an array that lies nowhere on a mesh; what lies there itself, or is no array."""
+    if isinstance(x, jax.ShapeDtypeStruct | jax.Ref) or getattr(x, "committed", False):
         return x
     type_ = jax.typeof(x)
     return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type)
@@ -260,9 +259,15 @@ class JittedFunction:
             check_moves(call.given, call.mesh)
         jitted = self._chosen(call, view, is_ahead=True).jitted
         planned = self._function.planned(call)
-        is_stated = self._function.options.out_shardings is not None
-        donated = self._function.traced.donated(call) if is_stated else ()
-        return call, planned, jitted, *lowered_arguments(call, planned, donated)
+        return call, planned, jitted, *lowered_arguments(call, planned, self._typed(call, view))
+
+    def _typed(self, call: Arguments, view: CallView) -> Container[int]:
+        """The arguments that are lowered as types, wherever they lie: all that are traced, as `jax.export` says how
+        these lie; else what is donated, as XLA would choose how it enters, and jit give its memory to results of
+        another size. What is lowered for calls is found by jit only as these have it."""
+        if view is CallView.SHOWN:
+            return range(len(call.given))
+        return () if self._function.options.out_shardings is None else self._function.traced.donated(call)
 
     @with_room
     def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:

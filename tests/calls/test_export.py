@@ -33,10 +33,11 @@ def arguments(mesh):
     return jax.device_put((params, x), jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS))
 
 
-def exported(kind, platforms=None, **options):
+def exported(kind, given=None, platforms=None, **options):
     """The function after it was written and read."""
     f = sdy.partition(step, mesh=mesh_of(kind), in_shardings=SPECS, out_shardings={"loss": P(), "w": P("a", "b")})
-    return export.deserialize(export.export(f, platforms=platforms)(*arguments(mesh_of(kind))).serialize(**options))
+    given = given or arguments(mesh_of(kind))
+    return export.deserialize(export.export(f, platforms=platforms)(*given).serialize(**options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,11 +50,13 @@ def test_an_exported_function_runs_on_its_mesh_and_on_another_of_that_shape(kind
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
-def test_what_is_exported_says_where_its_arguments_lie():
-    mesh, read = mesh_of(AxisType.Auto), exported(AxisType.Auto)
+@pytest.mark.parametrize("placed", [True, False])
+def test_what_is_exported_says_where_its_arguments_lie(placed):
+    mesh = mesh_of(AxisType.Auto)
+    expected = tuple(x.sharding for x in jax.tree.leaves(arguments(mesh)))
+    read = exported(AxisType.Auto, arguments(mesh) if placed else ({"w": X}, X))
     assert read.nr_devices == 8 and read.fun_name == "step"
-    shardings = read.in_shardings_jax(mesh)
-    assert shardings == tuple(x.sharding for x in jax.tree.leaves(arguments(mesh)))
+    assert read.in_shardings_jax(mesh) == expected
 
 
 def test_derivatives_are_exported_too():

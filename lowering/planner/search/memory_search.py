@@ -41,7 +41,8 @@ class MemoryBudget(NamedTuple):
 
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `worth`: the share of a
     program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send more than the
-    baseline, where that fits, only to save time. `incumbent`: the cost of a program that fits.
+    baseline, where that fits, only to save time. `incumbent`: the cost of a program that fits. `usual`: the limit
+    if none were stated; 0 where none is.
     """
 
     limit: float
@@ -49,6 +50,7 @@ class MemoryBudget(NamedTuple):
     worth: float
     saves_bytes: bool = False
     incumbent: float = math.inf
+    usual: float = 0.0
 
     def byte(self, cost: float) -> float:
         """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
@@ -298,15 +300,15 @@ class _MemorySearch:
             yield list(self.trials.values())  # what holds less costs more
             return
         trial = self.follow(best)
-        if not self._budget.fits(trial):
-            yield from (list(self.trials.values()) for _ in self._raise_multipliers(best, trial))
-            return
-        if not self._budget.allows(trial, self._baseline):
+        fits = self._budget.fits(trial)
+        if fits and not self._budget.allows(trial, self._baseline):
             best, trial = self._send_less(best, trial)
-        is_full = self._budget.memory and trial.peak.total > _FULL * self._budget.memory
-        if is_full and sum(len(node.candidates) for node in self._program.model.nodes) < _MANY:
-            self._save(best, trial)
-        yield list(self.trials.values())
+        if fits or self._budget.usual:
+            self._save(best, self._with_copies(best, {}))
+        if fits:
+            yield list(self.trials.values())
+        else:
+            yield from (list(self.trials.values()) for _ in self._raise_multipliers(best, trial))
 
     @cached_property
     def _timed(self) -> PlanningProblem:
@@ -403,44 +405,53 @@ class _MemorySearch:
         return chosen, trial
 
     def _save(self, best: Chosen, trial: PartitionedProgram) -> None:
-        """Tries choices at multipliers of memory at the moments at which most is held, and between two of which one
-        holds much less than the other."""
+        """Where a choice holds much of a device's memory, tries those at multipliers of memory at the moments at which
+        most is held, and between two of which one holds much less than the other: the same ones whatever is stated, so
+        that none of two limits that they meet has the quicker program."""
+        if not self._budget.memory or trial.peak.total <= _FULL * self._budget.memory or self._has_many:
+            return
         program, chosen, multipliers = self._timed, best, np.zeros(1)
+        usual = self._budget.usual or self._budget.limit
         byte = self._budget.byte(min(each.cost for each in self.trials.values()))
         jumps = list[tuple[PerOp, PerOp, float]]()
         for times in _SAVING:
-            tight, before, held = self._tight(trial), multipliers, trial.peak.total
+            tight, before, held = self._tight(trial, usual), multipliers, trial.peak.total
             multipliers = np.maximum(multipliers, times * byte * tight / tight.sum())
             if not np.array_equal(multipliers, before):
                 program.set_memory_multipliers(multipliers.tolist())
                 chosen = self._improver.improved(chosen)
-                trial = self.follow(chosen)
+                trial = self._with_copies(chosen, {})
                 if before.any() and trial.peak.total < _JUMP * held:
                     jumps.append((before, multipliers, held))
         for low, high, held in jumps[-1:]:
             for _ in range(_CLOSER + 1):
                 between = _between(low, high)
                 program.set_memory_multipliers(between.tolist())
-                trial = self.follow(self._improver.improved(best))
+                trial = self._with_copies(self._improver.improved(best), {})
                 low, high = (low, between) if trial.peak.total < held else (between, high)
+
+    @property
+    def _has_many(self) -> bool:
+        """Whether there are so many candidates that no choices are made to hold less of what fits."""
+        return sum(len(node.candidates) for node in self._program.model.nodes) >= _MANY
 
     def _first_multipliers(self, trial: PartitionedProgram) -> PerOp:
         """The multipliers of memory at which what is live at all tight moments costs half as much as sending it
         does."""
-        tight, costs = self._tight(trial), self._baseline.setting.costs
+        tight, costs = self._tight(trial, self._budget.limit), self._baseline.setting.costs
         slowest = min([costs.bandwidth_of(axis.name) for axis in self._baseline.placed.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
 
-    def _tight(self, trial: PartitionedProgram) -> PerOp:
+    def _tight(self, trial: PartitionedProgram, limit: float) -> PerOp:
         """Per op, 1 where most is live, and less the less is, but a share of that everywhere."""
         live, beside = trial.live, trial.peak.border
-        least = beside + _NEARLY * max(self._budget.limit - beside, 0.0)
+        least = beside + _NEARLY * max(limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
         return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
 
     def _raised(self, multipliers: PerOp, trial: PartitionedProgram, steep: float) -> PerOp:
         """Multipliers that are so many times as high at the moments at which more is held than may be."""
-        tight = self._tight(trial)
+        tight = self._tight(trial, self._budget.limit)
         return np.where(tight > 0, np.maximum(multipliers, multipliers.max() * tight) * steep, multipliers)
 
 
