@@ -253,9 +253,9 @@ def programs(sizes: tuple[int, ...] = SIZES) -> Iterator[tuple[str, Small]]:
             yield f"{small.name} {size}", small
 
 
-def costs_of(name: str) -> sdy.CostModel | None:
-    """The rates of a machine on the mesh; of `cpu`, the mesh's own."""
-    return None if name == "cpu" else sdy.CostModel.of_machine(name, MESH)
+def costs_of(name: str, mesh: AbstractMesh = MESH) -> sdy.CostModel | None:
+    """The rates of a machine on a mesh; of `cpu`, the mesh's own."""
+    return None if name == "cpu" else sdy.CostModel.of_machine(name, mesh)
 
 
 def cost(plan: sdy.Plan) -> float:

@@ -303,9 +303,10 @@ class _MemorySearch:
         fits = self._budget.fits(trial)
         if fits and not self._budget.allows(trial, self._baseline):
             best, trial = self._send_less(best, trial)
+        quickest = self._with_copies(best, {})
         if fits or self._budget.usual:
-            self._save(best, self._with_copies(best, {}))
-        if fits:
+            self._save(best, quickest)
+        if fits or any(self._budget.fits(each) and each.exposed <= quickest.exposed for each in self.trials.values()):
             yield list(self.trials.values())
         else:
             yield from (list(self.trials.values()) for _ in self._raise_multipliers(best, trial))
