@@ -24,7 +24,7 @@ from sdy_jax.lowering.ops.collectives import movement
 from sdy_jax.lowering.ops.re_emission import scope_name
 from sdy_jax.lowering.ops.registry import LocalOp
 from sdy_jax.lowering.reshard.relayouts import change
-from sdy_jax.lowering.reshard.strip_reads import Reads, Slice
+from sdy_jax.lowering.reshard.strip_reads import Reads, StridedSlice
 from sdy_jax.lowering.reshard.strips import StripPlan, Strips, single
 from sdy_jax.runtime.meshes import RefinedMesh
 
@@ -175,7 +175,7 @@ def cut(
 
 
 def sliced(
-    local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, plan: Slice, own_part: bool = False
+    local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, plan: StridedSlice, own_part: bool = False
 ) -> jax.Array:
     """The result's block of a slice with a stride; with `own_part` all of it, zero where others hold the elements."""
     if plan.stride > 1 and plan.count:

@@ -40,7 +40,7 @@ from sdy_jax.lowering.reshard.strip_reads import (
     Piece,
     Pieces,
     Reads,
-    Slice,
+    StridedSlice,
     Window,
     concatenate_plan,
     joint_fetch,
@@ -137,7 +137,7 @@ def _interval(op: Op, dim: int) -> tuple[int, int, int]:
     return op.ints("start_indices")[dim], op.ints("limit_indices")[dim], op.ints("strides")[dim]
 
 
-def _sliced(op: Op, dim: int, shards: int) -> Slice:
+def _sliced(op: Op, dim: int, shards: int) -> StridedSlice:
     return slice_plan((op.operands[0].shape or ())[dim], shards, *_interval(op, dim))
 
 

@@ -19,7 +19,7 @@ class OpTime(NamedTuple):
     traffic: float
 
 
-class Sender(NamedTuple):
+class SendingOp(NamedTuple):
     """The op of a collective: its number, -1 where the module does not have it; and whether the op is the collective,
     so that it may start before it is waited for. Else it sends as a part of its work."""
 
@@ -32,7 +32,7 @@ class OpTimes(NamedTuple):
     buckets one by one."""
 
     work: tuple[OpTime, ...] = ()
-    senders: tuple[Sender, ...] = ()
+    senders: tuple[SendingOp, ...] = ()
 
 
 NO_TIMES = OpTimes()

@@ -59,22 +59,22 @@ class Lists:
         return ends[np.arange(len(ends))[:, None], common]
 
 
-class Layouts(NamedTuple):
+class States(NamedTuple):
     """States: the numbers of the lists of their dimensions (columns), and the masks of their unreduced atoms."""
 
     dims: Ints
     unreduced: Ints
 
-    def at(self, rows: Ints | Bools) -> Layouts:
+    def at(self, rows: Ints | Bools) -> States:
         """Some of them."""
-        return Layouts(self.dims[rows], self.unreduced[rows])
+        return States(self.dims[rows], self.unreduced[rows])
 
-    def also(self, others: Layouts) -> Layouts:
+    def also(self, others: States) -> States:
         """These and others."""
-        return Layouts(np.concatenate([self.dims, others.dims]), np.concatenate([self.unreduced, others.unreduced]))
+        return States(np.concatenate([self.dims, others.dims]), np.concatenate([self.unreduced, others.unreduced]))
 
 
-class Kind(IntEnum):
+class ArcKind(IntEnum):
     """The single collectives, and `nothing`: what leads to hubs and from them."""
 
     nothing = 0
@@ -106,7 +106,7 @@ class Arcs(NamedTuple):
         """Some of them."""
         return Arcs(*[each[chosen] for each in self])
 
-    def are(self, *kinds: Kind) -> Bools:
+    def are(self, *kinds: ArcKind) -> Bools:
         """Whether each is of one of some kinds."""
         return np.logical_or.reduce([self.kinds == kind for kind in kinds])
 
@@ -120,9 +120,9 @@ class Arcs(NamedTuple):
             *[
                 np.where(self.are(*kinds), self.groups, 0)[:, None]
                 for kinds in (
-                    (Kind.all_slice,),
-                    (Kind.reduce_scatter, Kind.all_reduce),
-                    (Kind.replicated_to_unreduced, Kind.sharded_to_unreduced),
+                    (ArcKind.all_slice,),
+                    (ArcKind.reduce_scatter, ArcKind.all_reduce),
+                    (ArcKind.replicated_to_unreduced, ArcKind.sharded_to_unreduced),
                 )
             ]
         )
@@ -196,31 +196,31 @@ class Space:
         self.arcs = arcs.where(np.lexsort((arcs.sources, -self.shards[arcs.sources])))
         self.changes = self.arcs.changes()
 
-    def layouts(self, states: Sequence[State]) -> Layouts:
+    def layouts(self, states: Sequence[State]) -> States:
         """States in arrays, whether they are in the space or not."""
         new = {axes for state in states for axes in state.dims} - self.lists.known.keys()
         if new:
             self.lists.add(sorted(new))
         dims = [[self.lists.known[axes] for axes in state.dims] for state in states]
         unreduced = [state.unreduced for state in states]
-        return Layouts(np.array(dims, np.int64).reshape(len(states), self._rank), np.array(unreduced, np.int64))
+        return States(np.array(dims, np.int64).reshape(len(states), self._rank), np.array(unreduced, np.int64))
 
-    def numbers(self, layouts: Layouts) -> Ints:
+    def numbers(self, layouts: States) -> Ints:
         """Their numbers in the space; -1 where they are not in it."""
         nodes = np.zeros(len(layouts.unreduced), np.int64)
         for children, column in zip(self._children, [*layouts.dims.T, layouts.unreduced], strict=True):
             nodes = children[nodes, np.minimum(column, children.shape[1] - 1)]
         return nodes
 
-    def counts_of(self, layouts: Layouts) -> Ints:
+    def counts_of(self, layouts: States) -> Ints:
         """The number of blocks that each of their dimensions (columns) is in."""
         return self.lists.counts[layouts.dims]
 
-    def wanted(self, layouts: Layouts) -> Ints:
+    def wanted(self, layouts: States) -> Ints:
         """The atoms of their dimensions."""
         return self.lists.masks[layouts.dims].sum(1)
 
-    def _enumerated(self, blocks: Sequence[int]) -> Layouts:
+    def _enumerated(self, blocks: Sequence[int]) -> States:
         """All states, dimension by dimension: each list that fits behind those of the dimensions before leads from
         their number to a number of its own, the last one of which is that of a state."""
         masks, counts = self.lists.masks, self.lists.counts
@@ -229,7 +229,7 @@ class Space:
             before, lists = self._numbered(((used[:, None] & masks) == 0) & (block % counts == 0))
             dims, used = np.column_stack([dims[before], lists]), used[before] | masks[lists]
         before, unreduced = self._numbered((used[:, None] & np.arange(1 << self._atoms)) == 0)
-        return Layouts(dims[before], unreduced)
+        return States(dims[before], unreduced)
 
     def _numbered(self, fits: Bools) -> tuple[Ints, Ints]:
         before, added = np.nonzero(fits)
@@ -244,24 +244,26 @@ class Space:
         for atom in range(self._atoms):
             bit = np.int64(1 << atom)
             idle = ~(self.wanted(self.states) | unreduced) & bit
-            yield self._arcs(Kind.replicated_to_unreduced, idle, dims, unreduced | bit)
+            yield self._arcs(ArcKind.replicated_to_unreduced, idle, dims, unreduced | bit)
             for dim, column in enumerate(dims.T):
                 longer = _replaced(dims, {dim: parts.longer[column, atom]})
-                yield self._arcs(Kind.all_slice, idle, longer, unreduced)
-                yield self._arcs(Kind.reduce_scatter, unreduced & bit, longer, unreduced & ~bit)
+                yield self._arcs(ArcKind.all_slice, idle, longer, unreduced)
+                yield self._arcs(ArcKind.reduce_scatter, unreduced & bit, longer, unreduced & ~bit)
         for group in map(np.int64, range(1, 1 << self._atoms)):
             whole = np.where(unreduced & group == group, group, 0)
-            yield self._arcs(Kind.all_reduce, whole, dims, unreduced & ~group)
+            yield self._arcs(ArcKind.all_reduce, whole, dims, unreduced & ~group)
         for dim, column in enumerate(dims.T):
             last = self.lists.masks[parts.ends[column, 1]]
             shorter = _replaced(dims, {dim: parts.starts[column, 1]})
-            yield self._arcs(Kind.all_gather, last, shorter, unreduced)
-            yield self._arcs(Kind.sharded_to_unreduced, last, shorter, unreduced | last)
+            yield self._arcs(ArcKind.all_gather, last, shorter, unreduced)
+            yield self._arcs(ArcKind.sharded_to_unreduced, last, shorter, unreduced | last)
 
-    def _arcs(self, kind: Kind, groups: Ints, dims: Ints, unreduced: Ints, sources: Ints | slice = slice(None)) -> Arcs:
+    def _arcs(
+        self, kind: ArcKind, groups: Ints, dims: Ints, unreduced: Ints, sources: Ints | slice = slice(None)
+    ) -> Arcs:
         """From states, all or some, to other ones, where these exist and the group is not empty."""
         found = np.arange(len(self.states.unreduced))[sources]
-        targets = self.numbers(Layouts(dims, unreduced))
+        targets = self.numbers(States(dims, unreduced))
         return Arcs(np.full_like(groups, kind), groups, found, targets).where((groups > 0) & (targets >= 0))
 
     def _exchanges(self) -> Iterator[Arcs]:
@@ -276,7 +278,7 @@ class Space:
                     end = parts.ends[old[:, source], length]
                     new |= {source: parts.starts[old[:, source], length], target: parts.joined[old[:, target], end]}
                     groups |= self.lists.masks[end]
-                yield self._arcs(Kind.all_to_all, groups, _replaced(old, new), unreduced[sources], sources)
+                yield self._arcs(ArcKind.all_to_all, groups, _replaced(old, new), unreduced[sources], sources)
 
     def _permutes(self, counts: Ints) -> tuple[Ints, Arcs]:
         """A state of each hub, and the arcs to hubs, between them, and from them."""
@@ -297,14 +299,14 @@ class Space:
         none = np.zeros_like(states)
         arcs = [
             Arcs(none, none, states, leaving[hubs]),
-            Arcs(np.full_like(groups, Kind.collective_permute), groups, leaving[left], entered[reached]),
+            Arcs(np.full_like(groups, ArcKind.collective_permute), groups, leaving[left], entered[reached]),
             Arcs(none, none, entered[hubs], states),
         ]
         return np.concatenate([members, members]), Arcs.of(arcs)
 
     # Collectives between given states, each of which may be of several atoms.
 
-    def steps(self, sources: Layouts, targets: Layouts) -> Arcs:
+    def steps(self, sources: States, targets: States) -> Arcs:
         """All single collectives that lead from some states to others."""
         masks, rests = self.lists.masks, self.lists.rests
         pairs = list(zip(sources.dims.T[:, :, None], targets.dims.T, strict=True))
@@ -323,14 +325,14 @@ class Space:
         return Arcs.of(
             _chosen(kind, where, groups)
             for kind, where, groups in (
-                (Kind.all_slice, slices & keeps, added),
-                (Kind.all_gather, gathers & keeps, removed),
-                (Kind.reduce_scatter, slices & (lost == added) & (gained == 0), added),
-                (Kind.all_reduce, stays & (lost > 0) & (gained == 0), lost),
-                (Kind.all_to_all, keeps & (removed > 0) & (removed == added) & self._exchange(ends), removed),
-                (Kind.collective_permute, resorts, used),
-                (Kind.replicated_to_unreduced, stays & (gained > 0) & (lost == 0), gained),
-                (Kind.sharded_to_unreduced, gathers & (gained == removed) & (lost == 0), removed),
+                (ArcKind.all_slice, slices & keeps, added),
+                (ArcKind.all_gather, gathers & keeps, removed),
+                (ArcKind.reduce_scatter, slices & (lost == added) & (gained == 0), added),
+                (ArcKind.all_reduce, stays & (lost > 0) & (gained == 0), lost),
+                (ArcKind.all_to_all, keeps & (removed > 0) & (removed == added) & self._exchange(ends), removed),
+                (ArcKind.collective_permute, resorts, used),
+                (ArcKind.replicated_to_unreduced, stays & (gained > 0) & (lost == 0), gained),
+                (ArcKind.sharded_to_unreduced, gathers & (gained == removed) & (lost == 0), removed),
             )
         )
 
@@ -409,7 +411,7 @@ def _pairs_of_equals(values: Ints) -> tuple[Ints, Ints]:
     return firsts, np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
 
 
-def _chosen(kind: Kind, where: Bools | bool, groups: Ints) -> Arcs:
+def _chosen(kind: ArcKind, where: Bools | bool, groups: Ints) -> Arcs:
     sources, targets = np.nonzero(np.broadcast_to(where, groups.shape))
     found = groups[sources, targets]
     return Arcs(np.full_like(found, kind), found, sources, targets)

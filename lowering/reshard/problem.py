@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.collectives import BY_STRIPS, leads_to_blocks
 from sdy_jax.ir.meshes import primes
-from sdy_jax.lowering.reshard.relayouts import Atoms, Change, StripTotals, change, is_relaid, sent
+from sdy_jax.lowering.reshard.relayouts import Atoms, DimChange, StripTotals, change, is_relaid, sent
 from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.lowering.targets.rates import LastCut, Link, Rate, last_cut, rate, wire_bytes
 
@@ -281,7 +281,7 @@ class ReshardProblem:
         """Whether a dimension has to be relaid by strips."""
         return is_relaid(self.shape[dim], self.sizes, have, want)
 
-    def change(self, before: State, after: State) -> Change | None:
+    def change(self, before: State, after: State) -> DimChange | None:
         """What strips do between two states; None where they cannot, or where too many devices would send them."""
         found = change(self.shape, self.sizes, before.dims, after.dims)
         return found if found and found.relaid.count(found.relaid.group) <= MOST_DEVICES else None
@@ -330,7 +330,7 @@ class ReshardProblem:
         found = done.relayout
         return self._strips(before, after, done, StripTotals(found.wire_elements, found.rounds))
 
-    def _strips(self, before: State, after: State, done: Change, found: StripTotals) -> Price:
+    def _strips(self, before: State, after: State, done: DimChange, found: StripTotals) -> Price:
         counts = map(max, self.counts(before), self.counts(after))
         row = math.prod(
             block_length(n, count) for d, (n, count) in enumerate(zip(self.shape, counts, strict=True)) if d != done.dim

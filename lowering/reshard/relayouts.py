@@ -67,7 +67,7 @@ class StripTotals(NamedTuple):
     rounds: int
 
 
-class Change(NamedTuple):
+class DimChange(NamedTuple):
     """How dimensions change: `dim` is relaid. Atoms that it gives away, or takes, may begin or cease to split `other`,
     whose blocks are cut, or joined, in `chunks`."""
 
@@ -86,7 +86,7 @@ class Change(NamedTuple):
 Dims = Sequence[Atoms]
 
 
-def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Dims) -> Change | None:
+def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Dims) -> DimChange | None:
     """The change from some blocks to others that strips can make; None where it is no such change."""
     moved = [dim for dim in range(len(shape)) if before[dim] != after[dim]]
     relaid = [dim for dim in moved if is_relaid(shape[dim], sizes, before[dim], after[dim])]
@@ -95,7 +95,7 @@ def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Di
     ((dim,), others) = relaid, [dim for dim in moved if dim not in relaid]
     ends = before[dim], after[dim]
     if not others:
-        return Change(dim, Relaid(shape[dim], sizes, *ends))
+        return DimChange(dim, Relaid(shape[dim], sizes, *ends))
     (other,) = others
     few, many = sorted((before[other], after[other]), key=len)
     part, is_cut = many[len(few) :], many == after[other]
@@ -106,7 +106,7 @@ def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Di
     if not leads_to_blocks(shape[other], *counts):
         return None
     found = Relaid(shape[dim], sizes, *ends, *((part, ()) if is_cut else ((), part)))
-    return Change(dim, found, other, math.prod(sizes[atom] for atom in part), is_cut)
+    return DimChange(dim, found, other, math.prod(sizes[atom] for atom in part), is_cut)
 
 
 def is_relaid(size: int, sizes: Sequence[int], have: Atoms, want: Atoms) -> bool:

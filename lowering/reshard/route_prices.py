@@ -15,10 +15,10 @@ import numpy as np
 
 from sdy_jax.ir.meshes import Axes, AxisRef, Mesh, overlaps
 from sdy_jax.ir.shardings import TensorSharding
-from sdy_jax.lowering.reshard.layout_graph import Arcs, Bools, Ints, Kind, Layouts, Space, is_small, space_of
+from sdy_jax.lowering.reshard.layout_graph import ArcKind, Arcs, Bools, Ints, Space, States, is_small, space_of
 from sdy_jax.lowering.reshard.planner import plan_reshard, strips_time
 from sdy_jax.lowering.reshard.problem import State, mask_of
-from sdy_jax.lowering.reshard.shortest_paths import Ends, Lanes, Matrix, Network, Rates, shortest
+from sdy_jax.lowering.reshard.shortest_paths import Ends, Lanes, Matrix, Rates, RouteNetwork, shortest
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.rates import Link
 
@@ -135,7 +135,7 @@ def _scaled(times: Matrix, factor: float) -> Matrix:
 class _Routes:
     """The times between states by the bytes of a tensor, found when they are first asked for."""
 
-    def __init__(self, space: Space, network: Network):
+    def __init__(self, space: Space, network: RouteNetwork):
         self._met = _Met(space, network)
         self._rates = network.rates(space.arcs, space.counts[space.arcs.sources], space.counts[space.arcs.targets])
         self._of_sizes: dict[float, _OfSize] = {}
@@ -181,7 +181,7 @@ class _Met:
         direct: where one collective does it all, over all axes at once, it may take less than one after another.
     """
 
-    def __init__(self, space: Space, network: Network):
+    def __init__(self, space: Space, network: RouteNetwork):
         self.space, self._network = space, network
         self._known: dict[State, int] = {}
         self._take(space.layouts([]))
@@ -196,13 +196,13 @@ class _Met:
             self._meet(self.space.layouts(new))
         return np.array([self._known[state] for state in states], np.int64)
 
-    def _take(self, layouts: Layouts) -> None:
+    def _take(self, layouts: States) -> None:
         space = self.space
         self.layouts, self.places, self.wanted = layouts, space.numbers(layouts), space.wanted(layouts)
         self.counts = space.counts_of(layouts)
         self.shards = self.counts.prod(1)
 
-    def _meet(self, layouts: Layouts) -> None:
+    def _meet(self, layouts: States) -> None:
         first = len(self.places)
         self._take(self.layouts.also(layouts))
         for number in (np.flatnonzero(self.places[first:] < 0) + first).tolist():
@@ -212,8 +212,10 @@ class _Met:
         for sources, targets in ((new, numbers), (old, new)):
             found = self.space.steps(self.layouts.at(sources), self.layouts.at(targets))
             arcs = found._replace(sources=sources[found.sources], targets=targets[found.targets])
-            at_once = arcs.are(Kind.all_gather, Kind.reduce_scatter, Kind.all_reduce, Kind.collective_permute)
-            ways = (self.places[arcs.sources] < 0) & ~arcs.are(Kind.collective_permute) & _leaves(arcs)
+            at_once = arcs.are(
+                ArcKind.all_gather, ArcKind.reduce_scatter, ArcKind.all_reduce, ArcKind.collective_permute
+            )
+            ways = (self.places[arcs.sources] < 0) & ~arcs.are(ArcKind.collective_permute) & _leaves(arcs)
             self.direct = self.direct.also(self._rated(arcs.where(at_once), self.counts, self.counts))
             self.ways = self.ways.also(self._rated(arcs.where(ways), self.counts, self.counts))
 
@@ -221,7 +223,7 @@ class _Met:
         """Adds what leads between a state that is not in the space and those that are."""
         space, one = self.space, self.layouts.at(np.array([number]))
         into, out_of = space.steps(space.states, one), space.steps(one, space.states)
-        into = into.where(~into.are(Kind.all_gather, Kind.sharded_to_unreduced) | into.are_single())
+        into = into.where(~into.are(ArcKind.all_gather, ArcKind.sharded_to_unreduced) | into.are_single())
         out_of = out_of.where(_leaves(out_of))
         into, out_of = into._replace(targets=into.targets + number), out_of._replace(sources=out_of.sources + number)
         self.into = self.into.also(self._rated(into, space.counts, self.counts))
@@ -234,7 +236,7 @@ class _Met:
 def _leaves(arcs: Arcs) -> Bools:
     """Which collectives leave a state that is not in the space: several atoms are gathered, reduced, or made unreduced
     at once, and one is sliced or scattered."""
-    alone = arcs.are(Kind.all_slice, Kind.reduce_scatter, Kind.replicated_to_unreduced)
+    alone = arcs.are(ArcKind.all_slice, ArcKind.reduce_scatter, ArcKind.replicated_to_unreduced)
     return ~alone | arcs.are_single()
 
 
@@ -307,7 +309,7 @@ def _routes(
     combines: tuple[str, ...],
     lanes: Lanes | None,
 ) -> _Routes:
-    return _Routes(space_of(blocks, tuple([link.size for link in links])), Network(links, combines, lanes))
+    return _Routes(space_of(blocks, tuple([link.size for link in links])), RouteNetwork(links, combines, lanes))
 
 
 # Prices of reshards between given layouts, from the shortest paths of their shape class.

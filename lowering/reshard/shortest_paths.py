@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.reshard.layout_graph import Arcs, Bools, Ints, Kind, Space
+from sdy_jax.lowering.reshard.layout_graph import ArcKind, Arcs, Bools, Ints, Space
 from sdy_jax.lowering.reshard.problem import atoms_of
 from sdy_jax.lowering.targets.rates import IN_A_BUCKET, LastCut, Link, Rate, rate, wire_bytes
 
@@ -68,7 +68,7 @@ class Rates(NamedTuple):
         return sending + np.minimum(self.fixed, np.where(self.are_shared, IN_A_BUCKET * sending, np.inf))
 
 
-class Network(NamedTuple):
+class RouteNetwork(NamedTuple):
     """What collectives run over: a link per atom, the kinds that are combined, and lanes where these matter."""
 
     links: tuple[Link, ...]
@@ -80,15 +80,17 @@ class Network(NamedTuple):
         cuts = self.lanes.cuts(before, after) if self.lanes else 0
         groups = 1 << len(self.links)
         keys, which = np.unique((arcs.kinds * groups + arcs.groups) * _CUTS + cuts, return_inverse=True)
-        found = [self._rate(Kind(key // _CUTS // groups), key // _CUTS % groups, key % _CUTS) for key in keys.tolist()]
+        found = [
+            self._rate(ArcKind(key // _CUTS // groups), key // _CUTS % groups, key % _CUTS) for key in keys.tolist()
+        ]
         sending = np.array([sent * each.per_byte for sent, each in found])
         fixed = np.array([each.fixed if sent else 0.0 for sent, each in found])
         are_shared = np.array([each.is_shared for _, each in found], bool)
         return Rates(sending[which] / before.prod(1), fixed[which], are_shared[which])
 
-    def _rate(self, kind: Kind, group: int, cut: int) -> tuple[float, Rate]:
+    def _rate(self, kind: ArcKind, group: int, cut: int) -> tuple[float, Rate]:
         """What one collective sends of a block, and its rate."""
-        if kind is Kind.nothing:
+        if kind is ArcKind.nothing:
             return 0.0, Rate(0.0, 0.0)
         links = [self.links[a] for a in atoms_of(group)]
         sent = wire_bytes(kind.name, math.prod([link.size for link in links]), 1.0, 0.0)

@@ -296,7 +296,7 @@ def reverse_plan(size: int, shards: int) -> StripPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class StridedSlice:
     """A slice with a stride: every device first takes from its block each `stride`-th element from its phase on,
     `count` of them, so that only elements of the result travel.
 
@@ -311,7 +311,7 @@ class Slice:
 
 
 @lru_cache(maxsize=1024)
-def slice_plan(size: int, shards: int, start: int, limit: int, stride: int = 1) -> Slice:
+def slice_plan(size: int, shards: int, start: int, limit: int, stride: int = 1) -> StridedSlice:
     """`x[start:limit:stride]` of a dimension of `size` elements, for 0 <= start <= limit <= size."""
     block, length = block_length(size, shards), block_length(limit - start, stride)
     # Element j of the result is element start + j * stride of the operand; shards hold them by ranges of j, which
@@ -324,7 +324,7 @@ def slice_plan(size: int, shards: int, start: int, limit: int, stride: int = 1) 
     source = Source(tuple(bounds), count)
     plan = plan_strips((source,), wants, block_length(length, shards))
     own = tuple(_clipped(max(first, 0), min(last, length), 0, length) for first, last in pairwise(bounds))
-    return Slice(stride, phases, count, plan, plan_strips((source,), own, length))
+    return StridedSlice(stride, phases, count, plan, plan_strips((source,), own, length))
 
 
 # Several results that are made of pieces of the same operands, from what is fetched once.

@@ -101,7 +101,7 @@ def block_length(size: int, shards: int) -> int:
     return -(-size // shards)
 
 
-class Move(NamedTuple):
+class StripMove(NamedTuple):
     """A strip that one shard holds and one wants."""
 
     sender: int
@@ -123,7 +123,7 @@ _ROUND = 0.05
 Guessed: a message costs its start, too; with 0, strips are sent in many small rounds."""
 
 
-def rounds_of(moves: Sequence[Move]) -> list[list[Move]]:
+def rounds_of(moves: Sequence[StripMove]) -> list[list[StripMove]]:
     """One strip per device and round. Where rounds are much longer than what the busiest device sends, because some
     strips grow from shard to shard while others shrink, strips are cut into parts: more rounds, fewer bytes.
 
@@ -139,20 +139,20 @@ def rounds_of(moves: Sequence[Move]) -> list[list[Move]]:
     return best
 
 
-def _coloured(moves: Sequence[Move]) -> list[list[Move]]:
+def _coloured(moves: Sequence[StripMove]) -> list[list[StripMove]]:
     # Among equals, moves over the same distance stay together: neighbours on one side become one round.
     ordered = sorted(moves, key=lambda move: (-move.length, move.receiver - move.sender, move.receiver, move.start))
-    groups: dict[int, list[Move]] = {}
+    groups: dict[int, list[StripMove]] = {}
     for move, colour in zip(ordered, edge_colours([(m.sender, m.receiver) for m in ordered]), strict=True):
         groups.setdefault(colour, []).append(move)
     return [group for _, group in sorted(groups.items())]
 
 
-def _wire(rounds: Sequence[Sequence[Move]]) -> int:
+def _wire(rounds: Sequence[Sequence[StripMove]]) -> int:
     return sum(max(move.length for move in moves) for moves in rounds)
 
 
-def _busiest(moves: Iterable[Move]) -> int:
+def _busiest(moves: Iterable[StripMove]) -> int:
     """The most elements that one device sends, or receives."""
     sent, received = Counter[int](), Counter[int]()
     for move in moves:
@@ -161,7 +161,7 @@ def _busiest(moves: Iterable[Move]) -> int:
     return max([*sent.values(), *received.values()], default=0)
 
 
-def _cut(moves: Sequence[Move], parts: int) -> list[Move]:
+def _cut(moves: Sequence[StripMove], parts: int) -> list[StripMove]:
     limit = block_length(max(move.length for move in moves), parts)
     return [
         move._replace(length=min(limit, move.length - i), offset=move.offset + i, start=move.start + i)
@@ -170,7 +170,7 @@ def _cut(moves: Sequence[Move], parts: int) -> list[Move]:
     ]
 
 
-def _strips(moves: Sequence[Move], shards: int) -> Strips:
+def _strips(moves: Sequence[StripMove], shards: int) -> Strips:
     first = moves[0]
     operands, offsets, starts, lengths = ([n] * shards for n in (first.operand, first.offset, first.start, 0))
     for move in moves:
@@ -274,14 +274,14 @@ def plan_strips(sources: tuple[Source, ...], wants: Wants, length: int) -> Strip
     return StripPlan(length, *(tuple(_strips(group, shards) for group in groups) for groups in (copies, rounds)))
 
 
-def _moves(want: Want, receiver: int, sources: Sequence[Source], sent: Counter[int]) -> Iterable[Move]:
+def _moves(want: Want, receiver: int, sources: Sequence[Source], sent: Counter[int]) -> Iterable[StripMove]:
     """The strips of which a want consists. `sent`: how much each device sends so far."""
     operand, first, start, length = want
     bounds, last = sources[operand].bounds, first + length
     if length and not bounds[0] <= first <= last <= bounds[-1]:
         raise InternalError(f"{want} lies outside of an operand that holds {bounds[0]} to {bounds[-1]}")
     if sources[operand].is_whole:
-        yield from [Move(receiver, receiver, length, operand, first - bounds[0], start)] if length else []
+        yield from [StripMove(receiver, receiver, length, operand, first - bounds[0], start)] if length else []
         return
     held, position = bisect_right(bounds, first) - 1, first
     while position < last:
@@ -289,7 +289,9 @@ def _moves(want: Want, receiver: int, sources: Sequence[Source], sent: Counter[i
         if stop > position:
             sender = _holder(held, receiver, sources[operand].replicas, sent)
             sent[sender] += (stop - position) * (sender != receiver)
-            yield Move(sender, receiver, stop - position, operand, position - bounds[held], start + position - first)
+            yield StripMove(
+                sender, receiver, stop - position, operand, position - bounds[held], start + position - first
+            )
         held, position = held + 1, stop
 
 
@@ -302,21 +304,21 @@ def _holder(held: int, receiver: int, replicas: int, sent: Counter[int]) -> int:
     return min(holders, key=lambda holder: sent[holder])
 
 
-def _copies(moves: Sequence[Move]) -> list[list[Move]]:
+def _copies(moves: Sequence[StripMove]) -> list[list[StripMove]]:
     """Groups of at most one copy per device, each from one operand.
 
     Copies that most devices have alike make the first groups: those are full, and nothing masks them.
     """
     alike = Counter(_place(move) for move in moves)
     seen: dict[tuple[int, int], int] = {}
-    groups: dict[tuple[int, int], list[Move]] = {}
+    groups: dict[tuple[int, int], list[StripMove]] = {}
     for move in sorted(moves, key=lambda move: -alike[_place(move)]):
         rank = seen[move.receiver, move.operand] = seen.get((move.receiver, move.operand), -1) + 1
         groups.setdefault((rank, move.operand), []).append(move)
     return [group for _, group in sorted(groups.items())]
 
 
-def _place(copy: Move) -> tuple[int, int, int, int]:
+def _place(copy: StripMove) -> tuple[int, int, int, int]:
     """What a copy is, whichever device makes it."""
     return copy.operand, copy.offset, copy.start, copy.length
 

@@ -68,7 +68,7 @@ Trip = tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Timetable:
     """A schedule for a number of stages, rounds and microbatches."""
 
     stages: int
@@ -125,10 +125,10 @@ class Table:
         which all types have exactly."""
         return 0.5 ** (self.microbatches.bit_length() - 1)
 
-    def only(self, *kinds: Kind) -> Table:
+    def only(self, *kinds: Kind) -> Timetable:
         """The rows of some kinds."""
         trips = (tuple(row for row in trip if row.kind in kinds) for trip in self.trips)
-        return Table(self.stages, self.rounds, self.microbatches, tuple(trip for trip in trips if trip))
+        return Timetable(self.stages, self.rounds, self.microbatches, tuple(trip for trip in trips if trip))
 
     @property
     def starts_with_all_forwards(self) -> bool:
@@ -212,7 +212,7 @@ def _backward(stages: int, rounds: int, microbatches: int, start: int) -> Iterat
         yield start + trip, stages - 1 - stage, Cell(cell.microbatch, rounds - 1 - cell.round)
 
 
-def _table(stages: int, rounds: int, microbatches: int, passings: Mapping[Kind, list[Passing]]) -> Table:
+def _table(stages: int, rounds: int, microbatches: int, passings: Mapping[Kind, list[Passing]]) -> Timetable:
     """The table of the cells of each kind. A kind has a row in each trip from its first cell to its last."""
     cells = {(kind, trip, stage): cell for kind, found in passings.items() for trip, stage, cell in found}
     spans = {kind: range(min(found)[0], max(found)[0] + 1) for kind, found in passings.items()}
@@ -224,23 +224,23 @@ def _table(stages: int, rounds: int, microbatches: int, passings: Mapping[Kind, 
         )
         for trip in range(max(span.stop for span in spans.values()))
     )
-    return Table(stages, rounds, microbatches, tuple(trip for trip in trips if trip))
+    return Timetable(stages, rounds, microbatches, tuple(trip for trip in trips if trip))
 
 
-def _gpipe(stages: int, rounds: int, microbatches: int) -> Table:
+def _gpipe(stages: int, rounds: int, microbatches: int) -> Timetable:
     forward = list(_forward(stages, rounds, microbatches))
     backward = list(_backward(stages, rounds, microbatches, max(forward)[0] + 1))
     return _table(stages, rounds, microbatches, {Kind.FORWARD: forward, Kind.BACKWARD: backward})
 
 
-def _one_forward_one_backward(stages: int, rounds: int, microbatches: int) -> Table:
+def _one_forward_one_backward(stages: int, rounds: int, microbatches: int) -> Timetable:
     """The last stage turns a microbatch back in the trip in which it arrives."""
     forward = list(_forward(stages, rounds, microbatches))
     backward = list(_backward(stages, rounds, microbatches, rounds * stages - 1))
     return _table(stages, rounds, microbatches, {Kind.FORWARD: forward, Kind.BACKWARD: backward})
 
 
-def _zero_bubble(stages: int, rounds: int, microbatches: int) -> Table:
+def _zero_bubble(stages: int, rounds: int, microbatches: int) -> Timetable:
     """Gradients of weights begin when the first microbatch has come back, on all stages, so that no row of them waits
     for a microbatch on its way."""
     forward = list(_forward(stages, rounds, microbatches))
@@ -250,7 +250,7 @@ def _zero_bubble(stages: int, rounds: int, microbatches: int) -> Table:
     return _table(stages, rounds, microbatches, {Kind.FORWARD: forward, Kind.BACKWARD: backward, Kind.WEIGHTS: weights})
 
 
-SCHEDULES: Mapping[str, Callable[[int, int, int], Table]] = {
+SCHEDULES: Mapping[str, Callable[[int, int, int], Timetable]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
     "interleaved": _one_forward_one_backward,
@@ -258,7 +258,7 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Table]] = {
 }
 
 
-def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int = 1) -> Table:
+def pipeline_schedule(schedule: str, stages: int, microbatches: int, rounds: int = 1) -> Timetable:
     """The schedule that `pipeline` runs, as a table that prints as a timeline.
 
     Args:
@@ -320,7 +320,7 @@ class Mark:
     kinds: frozenset[Kind]
 
     @classmethod
-    def of(cls, schedule: str, axis: str, table: Table, layers: int, kinds: Collection[Kind]) -> Mark:
+    def of(cls, schedule: str, axis: str, table: Timetable, layers: int, kinds: Collection[Kind]) -> Mark:
         """That of a run of some kinds of a table's rows."""
         return cls(schedule, axis, table.stages, table.microbatches, table.rounds, layers, frozenset(kinds))
 
@@ -332,7 +332,7 @@ class Mark:
         return f"{PIPELINE}{self.schedule}[{numbers},{letters},{self.axis}]"
 
     @property
-    def table(self) -> Table:
+    def table(self) -> Timetable:
         """The rows that run."""
         table = pipeline_schedule(self.schedule, self.stages, self.microbatches, self.rounds)
         return table.only(*self.kinds)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.annotate.pipeline_schedules import Kind, Table, row_scope
+from sdy_jax.annotate.pipeline_schedules import Kind, Timetable, row_scope
 from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, types_of
 from sdy_jax.pipelines.loops import Cycle, Links, Loop, Slots, added, at, put, stacked, sum_of
 from sdy_jax.pipelines.region import zeros_of
@@ -208,7 +208,7 @@ class Executor:
     """
 
     axis: str
-    table: Table
+    table: Timetable
     slots: Slots
     passes: LayerPasses
     grouping: Grouping
@@ -412,7 +412,7 @@ _ROWS: dict[Kind, Callable[[Executor, State, StageRow], State]] = {
 Columns = list[np.ndarray[Any, Any]]
 
 
-def columns_of(slots: Slots, table: Table, cycles: Sequence[Cycle]) -> list[Columns]:
+def columns_of(slots: Slots, table: Timetable, cycles: Sequence[Cycle]) -> list[Columns]:
     """The columns of parts of a table: per cycle, for each loop of a turn, an array of shape (turns, trips, stages,
     rows of a trip, columns)."""
     by_row = dict(zip(map(id, table.rows), slots.columns, strict=True))

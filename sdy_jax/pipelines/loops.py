@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from sdy_jax.annotate.pipeline_schedules import Cell, Kind, Row, Table, Trip
+from sdy_jax.annotate.pipeline_schedules import Cell, Kind, Row, Timetable, Trip
 from sdy_jax.pipelines.jaxprs import Leaves
 from sdy_jax.pipelines.region import zeros_of
 
@@ -89,7 +89,7 @@ def _turns(forms: Sequence[int], width: int) -> int:
     return next(n for n in itertools.count(1) if forms[n * width : (n + 1) * width] != forms[:width])
 
 
-def exact_loops(table: Table) -> tuple[Loop, ...]:
+def exact_loops(table: Timetable) -> tuple[Loop, ...]:
     """Loops whose rows send over no link but those over which another stage takes something.
 
     Where links differ from row to row, a row sends in a branch of its own, beside which nothing runs. So trips in which
@@ -113,7 +113,7 @@ def exact_loops(table: Table) -> tuple[Loop, ...]:
     return tuple(Loop(loop, {row.kind: _links(loop, n) for n, row in enumerate(loop[0])}) for loop in loops)
 
 
-def fewest_loops(table: Table) -> tuple[Loop, ...]:
+def fewest_loops(table: Timetable) -> tuple[Loop, ...]:
     """Loops for where each one that adds to gradients reduces them: all links are crossed where some are, also those
     over which nobody takes anything, and last backward rows are in the loop of those before them."""
 
@@ -131,7 +131,7 @@ def _links(loop: tuple[Trip, ...], n: int) -> tuple[Links, ...]:
     return tuple(trip[n].links for trip in loop)
 
 
-def _trips(table: Table) -> tuple[Trip, ...]:
+def _trips(table: Timetable) -> tuple[Trip, ...]:
     """Where stages send, trips begin with their backward rows here: so both directions have a row to travel beside in
     each trip that has both."""
     crosses = any(row.links for row in table.rows)
@@ -183,7 +183,7 @@ class Slots:
         results: how many hold results that wait for their backward row.
     """
 
-    def __init__(self, table: Table):
+    def __init__(self, table: Timetable):
         keeping = {kind: _numbered(_lifetimes(table, kind, user)) for kind, user in _USERS.items()}
         last = table.stages * table.rounds - 1
         turned = (each for each in _lifetimes(table, Kind.FORWARD, Kind.BACKWARD) if table.group(*each[2:]) == last)
@@ -218,7 +218,7 @@ Lifetime = tuple[int, int, int, Cell]
 Numbers = dict[tuple[int, Cell], int]
 
 
-def _lifetimes(table: Table, kind: Kind, user: Kind) -> Iterator[Lifetime]:
+def _lifetimes(table: Timetable, kind: Kind, user: Kind) -> Iterator[Lifetime]:
     """What rows of one kind keep for those of another."""
     for (each, stage, cell), time in table.times.items():
         if each is kind and (user, stage, cell) in table.times:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
 
-from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table
+from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Timetable
 from sdy_jax.pipelines.executor import Executor, Grouping, Head, State, columns_of
 from sdy_jax.pipelines.jaxprs import Inputs, LayerPasses, Leaves, inexact, is_inexact
 from sdy_jax.pipelines.loops import Cycle, Slots, at, cycles, exact_loops, fewest_loops
@@ -70,7 +70,7 @@ class PipelineProgram:
 
     region: Region
     schedule: str
-    table: Table
+    table: Timetable
     grouping: Grouping
     types: Sequence[Any]
     layer: Callable[..., Any]
@@ -118,7 +118,7 @@ class PipelineProgram:
             found = self._whole(values, Results(ends, *(list(map(_whole_zeros, leaves)) for leaves in aux)))[1]
         return (_with_zeros(values, found),)
 
-    def _forward(self, table: Table, keeps: bool, values: Values) -> tuple[Results, Leaves]:
+    def _forward(self, table: Timetable, keeps: bool, values: Values) -> tuple[Results, Leaves]:
         """Forward rows alone: results, and what is kept by stage."""
         names = (*self._made, "up", *["kept"] * keeps)
 
@@ -178,7 +178,7 @@ class PipelineProgram:
         specs: Any = (axis if name == "weights" else P() for name in Values._fields)
         return Values(*specs)
 
-    def _mapped(self, body: Callable[..., Any], table: Table, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def _mapped(self, body: Callable[..., Any], table: Timetable, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """A body of values, of a table's columns and more, as a function of values and more."""
         columns = columns_of(Slots(self.table), self.table, self._cycles(table))
         specs = (self._specs, P(None, None, self.region.axis), *in_specs)
@@ -219,13 +219,13 @@ class PipelineProgram:
         cotangent = jnp.asarray(self.table.share if ends is None else ends.outs[0], value.dtype)
         return Head(passes, given, cotangent, [] if ends is None else ends.loss_aux)
 
-    def _run(self, executor: Executor, table: Table, columns: Any, names: tuple[str, ...], state: State) -> State:
+    def _run(self, executor: Executor, table: Timetable, columns: Any, names: tuple[str, ...], state: State) -> State:
         if "kept" not in state and Kind.BACKWARD in {row.kind for row in table.rows}:
             names = (*names, "kept")
         own = jax.tree.map(lambda each: each[:, :, 0], columns)
         return executor.run(executor.start(*names) | state, own, self._cycles(table))
 
-    def _cycles(self, table: Table) -> Sequence[Cycle]:
+    def _cycles(self, table: Timetable) -> Sequence[Cycle]:
         """Where nothing is planned, each loop that adds to gradients reduces them: there are as few as can be."""
         return list(cycles(exact_loops(table) if self.region.planned else fewest_loops(table)))
 

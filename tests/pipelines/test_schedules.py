@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sdy_jax.annotate import pipeline_schedules
-from sdy_jax.annotate.pipeline_schedules import SCHEDULES, Cell, Kind, Table, pipeline_schedule
+from sdy_jax.annotate.pipeline_schedules import SCHEDULES, Cell, Kind, Timetable, pipeline_schedule
 from sdy_jax.errors import ArgumentError
 from sdy_jax.pipelines.loops import Loop, Slots, cycles, exact_loops, fewest_loops
 
@@ -27,7 +27,7 @@ def test_each_stage_does_all_once_and_in_order(schedule: str) -> None:
         assert not pipeline_schedule(schedule, stages, microbatches, rounds).faults(), (stages, microbatches, rounds)
 
 
-def changed(table: Table, time: int, stage: int, cell: Cell | None) -> Table:
+def changed(table: Timetable, time: int, stage: int, cell: Cell | None) -> Timetable:
     trips = [list(trip) for trip in table.trips]
     for trip, row in ((t, r) for t in range(len(trips)) for r in range(len(trips[t]))):
         if trips[trip][row] is table.rows[time]:
@@ -98,7 +98,7 @@ def test_slots_are_not_written_while_they_are_read_later(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("cut", [exact_loops, fewest_loops])
-def test_loops_run_all_rows_in_order(schedule: str, cut: Callable[[Table], Sequence[Loop]]) -> None:
+def test_loops_run_all_rows_in_order(schedule: str, cut: Callable[[Timetable], Sequence[Loop]]) -> None:
     for stages, microbatches, rounds in SIZES[::3]:
         table = pipeline_schedule(schedule, stages, microbatches, rounds)
         found = cut(table)

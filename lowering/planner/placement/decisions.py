@@ -23,7 +23,7 @@ from sdy_jax.lowering.planner.facts.loops import times_as_often
 from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement, has_one_user
 from sdy_jax.lowering.planner.problem.assignments import agreed_assignment, factor_lists, materialized_lists, refusal_of
 from sdy_jax.lowering.planner.problem.candidate_prices import BoundedCandidate, CandidatePrices
-from sdy_jax.lowering.planner.problem.op_problem import Decision, Kind, Kinds, OpProblem, Shardings, Tensor
+from sdy_jax.lowering.planner.problem.op_problem import Decision, Kinds, OpKind, OpProblem, Shardings, Tensor
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
@@ -263,11 +263,11 @@ class Decisions:
             gathered = gathered_factors(sharded, strategy)
         return _noted(Decision(kind, planned.shardings, gathered, planned.inside), around)
 
-    def _sharded_factors(self, kind: Kind, around: Shardings) -> tuple[int, ...]:
+    def _sharded_factors(self, kind: OpKind, around: Shardings) -> tuple[int, ...]:
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]
         return sharded_factors(OpProblem(kind, tuple(tensors), self._meshes.base, self._costs))
 
-    def _decided(self, op: Op, kind: Kind, seen: _Around) -> Decision:
+    def _decided(self, op: Op, kind: OpKind, seen: _Around) -> Decision:
         mesh = self._mesh_of(op, seen.shardings)
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(seen.shardings, mesh), strict=True)]
         for index, times in enumerate(seen.executions):
@@ -325,7 +325,7 @@ def _touches(costs: CostModel, target: Target) -> Callable[[Op], tuple[Touched, 
     return Touches(target.compiler.fusion) if costs.memory else None
 
 
-def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:
+def _given_before(operands: Sequence[Value], kind: OpKind) -> frozenset[int]:
     """The operands that are moved together with an earlier one: the same value, along the same factors."""
     if len(set(operands)) == len(operands):
         return _NONE

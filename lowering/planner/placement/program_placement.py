@@ -23,7 +23,7 @@ from sdy_jax.lowering.planner.placement.op_placement import EdgePlacement, Opera
 from sdy_jax.lowering.planner.placement.op_reports import OpReports
 from sdy_jax.lowering.planner.placement.value_placement import ValuePlacement
 from sdy_jax.lowering.planner.problem.layout_plan import EdgeLayouts, LayoutPlan, PlacedLayouts, PlacedProgram
-from sdy_jax.lowering.planner.problem.op_problem import Kind, Shardings, own_time, own_traffic
+from sdy_jax.lowering.planner.problem.op_problem import OpKind, Shardings, own_time, own_traffic
 from sdy_jax.lowering.planner.report import PartitionReport
 from sdy_jax.lowering.planner.rewrites.loop_rewrites import narrowed, widen_stacks
 from sdy_jax.lowering.planner.rewrites.preparation import fold_settled, forget_shardings_inside, prepared
@@ -191,7 +191,7 @@ class ProgramPlacement:
             work += times[op.block] * time
         return work
 
-    def _own_work(self, kind: Kind, shardings: Shardings) -> tuple[float, float]:
+    def _own_work(self, kind: OpKind, shardings: Shardings) -> tuple[float, float]:
         """The time and the bytes of memory of one execution of such an op."""
         costs, mesh = self._setting.costs, self._mesh
         return self._setting.memo.once(

@@ -25,7 +25,7 @@ from sdy_jax.lowering.planner.facts.factors import (
     leading_uncut,
     split_factors,
 )
-from sdy_jax.lowering.planner.problem.op_problem import InsideCollective, Kind, OpProblem, Shardings
+from sdy_jax.lowering.planner.problem.op_problem import InsideCollective, OpKind, OpProblem, Shardings
 
 # The assignments of mesh axes to factors that the search considers.
 #
@@ -203,7 +203,7 @@ def refusal_of(problem: OpProblem) -> Refused | None:
 # Layouts that a search finds are made of assignments. Those that come from elsewhere, as from a file, are checked.
 
 
-def runs_in(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> bool:
+def runs_in(kind: OpKind, shardings: Sequence[TensorSharding], mesh: Mesh) -> bool:
     """Whether a strategy of an op can run it in these layouts of operands, then of results.
 
     Which operands may be unreduced together is not asked here: the verifier of the partitioned module says that.

@@ -26,7 +26,7 @@ from sdy_jax.lowering.planner.problem.layout_table import AxesLists, LayoutTable
 from sdy_jax.lowering.planner.problem.op_problem import (
     Decision,
     InsideCollective,
-    Kind,
+    OpKind,
     OpProblem,
     StrategyAssignment,
     Tensor,
@@ -375,7 +375,7 @@ class OpCandidates:
         return _places_in(factors, decision.shardings[-1].unreduced_axes, self._atoms)
 
     def _every_candidate(
-        self, kind: Kind, carried: tuple[frozenset[int], ...], baseline: Places | None
+        self, kind: OpKind, carried: tuple[frozenset[int], ...], baseline: Places | None
     ) -> list[Candidate]:
         key = kind, carried, baseline
         if key not in self._candidates:
@@ -387,18 +387,18 @@ class OpCandidates:
         return self._candidates[key]
 
     def _enumerated(
-        self, kind: Kind, carried: tuple[frozenset[int], ...], baseline: Places | None
+        self, kind: OpKind, carried: tuple[frozenset[int], ...], baseline: Places | None
     ) -> tuple[list[Candidate], list[int]]:
         """The candidates, and the layouts in which they are, in numbers that no order may depend on: they say when a
         layout was first seen by any of the programs that share them."""
         return every_candidate(self._problem(kind), len(self._atoms), carried, self._lists, self._pads, baseline)
 
-    def _problem(self, kind: Kind) -> OpProblem:
+    def _problem(self, kind: OpKind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
         tensors = tuple([Tensor(*shaped, s) for shaped, s in zip(kind.tensors, whole, strict=True)])
         return OpProblem(kind, tensors, self._mesh, self._costs)
 
-    def _own_candidate(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Candidate:
+    def _own_candidate(self, kind: OpKind, decision: Decision, layouts: tuple[int, ...]) -> Candidate:
         inside = decision.inside
         done = work_done(kind, decision.shardings, self._mesh)
         work = work_time_in(kind, done, decision.shardings, self._costs, self._mesh)

@@ -208,7 +208,7 @@ class PlacedProgram:
 
 # What was chosen where a program was partitioned, from which it can be partitioned again without a search.
 
-Kind = Literal["again", "loops", "parts"]
+RewriteKind = Literal["again", "loops", "parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Rewrite:
         limit: the bytes above which what is live is made in parts; 0 where that is what a device may hold.
     """
 
-    kind: Kind
+    kind: RewriteKind
     memory_multiplier: float = 0.0
     keeps_named: bool = False
     in_parts: bool = True

@@ -23,7 +23,7 @@ from sdy_jax.shardy.rules.registry import depends_on_signature_only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class OpKind:
     """An op without its shardings: ops of one kind have equal decisions under equal shardings.
 
     `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product, a
@@ -96,7 +96,7 @@ class Decision(NamedTuple):
     there is nothing to report.
     """
 
-    kind: Kind
+    kind: OpKind
     shardings: Shardings
     gathered: tuple[int, ...] = ()
     inside: tuple[InsideCollective, ...] = ()
@@ -116,7 +116,7 @@ class OpProblem(NamedTuple):
     operands must be reduced before the op. `cuts`: where axes may be cut.
     """
 
-    kind: Kind
+    kind: OpKind
     tensors: tuple[Tensor, ...]
     mesh: Mesh
     costs: CostModel
@@ -194,7 +194,7 @@ def _local_size(factors: Iterable[int], rule: OpShardingRule, shards: Shards) ->
     return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in factors])
 
 
-def work_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> DeviceWork:
+def work_done(kind: OpKind, shardings: Sequence[TensorSharding], mesh: Mesh) -> DeviceWork:
     """What one device performs where an op of the kind has its tensors in these shardings."""
     rule, split = kind.rule, split_factors(kind.rule, shardings, mesh)
     shards = tuple([axes_size(split.get(factor, ()), mesh) for factor in range(len(rule.factor_sizes))])
@@ -203,7 +203,7 @@ def work_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> De
     return min([work_in_shards(strategy, rule, shards) for strategy in able], key=attrgetter("operations"))
 
 
-def flops_per_operation(op: Op, kind: Kind) -> float:
+def flops_per_operation(op: Op, kind: OpKind) -> float:
     """The floating-point operations, as people count them, in one operation of an op of a kind: two of a product, none
     of what only moves data."""
     whole = (1,) * len(kind.rule.factor_sizes)
@@ -213,7 +213,7 @@ def flops_per_operation(op: Op, kind: Kind) -> float:
 
 
 def work_time(
-    kind: Kind, work: DeviceWork, elements: Iterable[int], costs: CostModel, written: Sequence[int] = ()
+    kind: OpKind, work: DeviceWork, elements: Iterable[int], costs: CostModel, written: Sequence[int] = ()
 ) -> float:
     """The time of one device's own work, on blocks of so many elements of operands and results. `written`: the results
     that are written to memory though nothing is said of them."""
@@ -226,7 +226,7 @@ def work_time(
     return costs.work_time(operations, _traffic(kind, touched, elements)) + launch
 
 
-def _traffic(kind: Kind, touched: Iterable[Touched], elements: Iterable[int]) -> float:
+def _traffic(kind: OpKind, touched: Iterable[Touched], elements: Iterable[int]) -> float:
     """The bytes that an op reads and writes, of blocks of so many elements."""
     blocks = [itemsize * count for (_, itemsize), count in zip(kind.tensors, elements, strict=True)]
     return sum([min(blocks[i], blocks[most]) for i, most in touched])
@@ -242,19 +242,19 @@ def _as_written(
 
 
 def work_time_in(
-    kind: Kind, work: DeviceWork, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh
+    kind: OpKind, work: DeviceWork, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh
 ) -> float:
     """Likewise, of an op that has its tensors in these shardings."""
     return work_time(kind, work, _elements(kind, shardings, mesh), costs)
 
 
-def _elements(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> Iterator[int]:
+def _elements(kind: OpKind, shardings: Sequence[TensorSharding], mesh: Mesh) -> Iterator[int]:
     """Those of the blocks of an op that has its tensors in these shardings."""
     tensors = zip(kind.tensors, shardings, strict=True)
     return (math.prod(s.local_shape(shape, mesh)) for (shape, _), s in tensors)
 
 
-def launch_time(kind: Kind, costs: CostModel) -> float:
+def launch_time(kind: OpKind, costs: CostModel) -> float:
     """What an op of a kind takes beside its work, if it writes results to memory. Numbers of their own are none."""
     written = any(index >= len(kind.rule.operand_mappings) for index, _ in kind.touched)
     if not written or not any(shape for shape, _ in kind.tensors):
@@ -262,12 +262,12 @@ def launch_time(kind: Kind, costs: CostModel) -> float:
     return costs.product_launch if kind.multiplies else costs.launch
 
 
-def own_time(kind: Kind, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh) -> float:
+def own_time(kind: OpKind, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh) -> float:
     """The time of one execution of an op that has its tensors in these shardings, but for what it sends."""
     return work_time_in(kind, work_done(kind, shardings, mesh), shardings, costs, mesh) + launch_time(kind, costs)
 
 
-def own_traffic(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
+def own_traffic(kind: OpKind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
     """The bytes that one execution of such an op reads from a device's memory and writes to it; 0 where these have no
     price."""
     traffic = work_done(kind, shardings, mesh).traffic
@@ -290,10 +290,10 @@ class Kinds:
         pace: Callable[[Op], float] = lambda op: 1.0,
     ):
         self._rules, self._halo_exchange, self._touches, self._pace = rules, halo_exchange, touches, pace
-        self._by_op: dict[object, Kind | None] = {}
-        self._shared: dict[object, Kind] = {}
+        self._by_op: dict[object, OpKind | None] = {}
+        self._shared: dict[object, OpKind] = {}
 
-    def of(self, op: Op) -> Kind | None:
+    def of(self, op: Op) -> OpKind | None:
         """The kind of an op; None where it has no rule."""
         rule = None
         if not depends_on_signature_only(op.name):
@@ -310,7 +310,7 @@ class Kinds:
             kind = self._by_op[key] = self._new_kind(op, rule, touched) if rule else None
         return kind
 
-    def _new_kind(self, op: Op, rule: OpShardingRule, touched: tuple[Touched, ...]) -> Kind:
+    def _new_kind(self, op: Op, rule: OpShardingRule, touched: tuple[Touched, ...]) -> OpKind:
         """The kind of an op with this rule.
 
         Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
@@ -319,7 +319,7 @@ class Kinds:
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         strategies = strategies_of(op, rule)
         strategies = strategies if self._halo_exchange else _without_halos(strategies)
-        kind = Kind(rule, strategies, tensors, _multiplies(rule, strategies, tensors), touched, self._pace(op))
+        kind = OpKind(rule, strategies, tensors, _multiplies(rule, strategies, tensors), touched, self._pace(op))
         return self._shared.setdefault((kind.rule, kind.strategies, tensors, touched, kind.pace), kind)
 
 

@@ -301,7 +301,7 @@ Units = Mapping[Factor, int]
 
 
 @dataclass(frozen=True)
-class KernelBlocks:
+class BlocksOfBoth:
     """Which blocks a kernel and its reference take.
 
     Attributes:
@@ -422,7 +422,7 @@ def derived_rule(kernel: Flat, reference: Flat, arguments: Types, results: Types
     except Exception as error:  # it calls the host, for one, or names axes of a mesh
         return whole_rule(arguments, results, f"its reference is not lowered: {said(error)}")
     factors = Proof(plain, arguments, program).proved(factors_of(program, reasons), reasons)
-    units = KernelBlocks(kernel, plain, arguments, results).units(factors, reasons)
+    units = BlocksOfBoth(kernel, plain, arguments, results).units(factors, reasons)
     return _Writing(units, reasons).rule(arguments, results, work_of(program))
 
 

@@ -28,7 +28,7 @@ from sdy_jax.lowering.planner.references.reference import Flat, backward_of, sid
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class KernelPass:
     """A pass of a kernel over arrays, and of its reference.
 
     Attributes:
@@ -95,12 +95,12 @@ class Passes:
         return jax.tree.structure(self._made)
 
     @cached_property
-    def forward(self) -> Pass:
+    def forward(self) -> KernelPass:
         """From the arrays to the leaves of the result."""
-        return Pass(self._titles[0], self._kernel, self._reference, self._types, self._checked)
+        return KernelPass(self._titles[0], self._kernel, self._reference, self._types, self._checked)
 
     @cached_property
-    def backward(self) -> Pass:
+    def backward(self) -> KernelPass:
         """From the arrays, and the cotangents of results that have some, to those of the arrays."""
         kernel, reference = (
             with_own_widths(backward_of(fun, self._arguments, self._results))
@@ -117,7 +117,7 @@ class Passes:
                 return f"the reference has no derivative: {said(error)}"
             return ""
 
-        return Pass(f"vjp({self._titles[0]})", kernel, reference, types, problem)
+        return KernelPass(f"vjp({self._titles[0]})", kernel, reference, types, problem)
 
     def _checked(self) -> str:
         check_results(self._titles[0], self._made, self._titles[1], self._plain, self._types)

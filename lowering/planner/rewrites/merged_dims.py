@@ -18,7 +18,7 @@ from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import pass_through_factors
 from sdy_jax.lowering.ops.reshapes import dimension_groups
-from sdy_jax.lowering.planner.rewrites.piece_joins import Layouts, RuleOf, blocks_of
+from sdy_jax.lowering.planner.rewrites.piece_joins import RuleOf, ValueLayouts, blocks_of
 from sdy_jax.shardy.rules.slicing import CONSTANT_OPS
 
 # The order of a merged dimension.
@@ -383,7 +383,7 @@ def _with(sharding: TensorSharding, dim: int, axes: Sequence[Axes]) -> TensorSha
     return replace(sharding, dimensions=(*sharding.dimensions[:dim], *dims, *sharding.dimensions[dim + 1 :]))
 
 
-def _write(region: _Region, graph: Graph, layouts: Layouts) -> None:
+def _write(region: _Region, graph: Graph, layouts: ValueLayouts) -> None:
     """Puts the dimensions of a region in order."""
     order = _Order(region.split, layouts.mesh_name)
     changed: dict[Value, TensorSharding] = {}
@@ -431,7 +431,7 @@ def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf)
     """Puts merged dimensions in the order in which devices hold their parts, where hardly anyone could see that.
     Returns the graph of the module; what was replaced has no users in it."""
     for _ in range(_MOST):
-        layouts = Layouts(mesh_name, mesh, value_shardings(graph))
+        layouts = ValueLayouts(mesh_name, mesh, value_shardings(graph))
         regions = _apart(_regions(dict.fromkeys(blocks_of(graph.main)), layouts, rule_of))
         if not regions:
             break
@@ -441,7 +441,7 @@ def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf)
     return graph
 
 
-def _regions(blocks: Collection[Block], layouts: Layouts, rule_of: RuleOf) -> Iterator[_Region]:
+def _regions(blocks: Collection[Block], layouts: ValueLayouts, rule_of: RuleOf) -> Iterator[_Region]:
     seen = set[tuple[_Dim, _Split]]()
     for op in (op for block in blocks for op in block.ops):
         for many, few in _sides(op):
@@ -456,7 +456,7 @@ def _regions(blocks: Collection[Block], layouts: Layouts, rule_of: RuleOf) -> It
                     yield region
 
 
-def _split_of(many: Value, group: _Merged, layouts: Layouts) -> _Split:
+def _split_of(many: Value, group: _Merged, layouts: ValueLayouts) -> _Split:
     sharding = layouts.of(many)
     axes = tuple(sharding.axes[d] if sharding.mesh == layouts.mesh_name else () for d in group.dims)
     sizes = tuple((many.shape or ())[d] for d in group.dims)

@@ -33,7 +33,7 @@ from sdy_jax.lowering.reshard.strip_reads import Piece, Pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts:
+class ValueLayouts:
     """The shardings of a program's values."""
 
     mesh_name: str
@@ -83,7 +83,7 @@ class Exchange:
     strip stands for most bytes; those that are not split come last.
     """
 
-    def __init__(self, roots: Sequence[Root], layouts: Layouts):
+    def __init__(self, roots: Sequence[Root], layouts: ValueLayouts):
         self._roots, self._layouts = roots, layouts
         self._steps: list[_Step] = []
         self._made: list[tuple[Root, _Made]] = []
@@ -221,7 +221,7 @@ def join_pieces(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf) -> Gr
     if not any(op.name in COMPOSED for op in graph.ops):
         return graph
     graph = slice_early(graph)
-    layouts = Layouts(mesh_name, mesh, value_shardings(graph))
+    layouts = ValueLayouts(mesh_name, mesh, value_shardings(graph))
     families = [family for block in blocks_of(graph.main) for family in _Chains(block, layouts).families()]
     joined = [_join(family, layouts, rule_of) for family in families]
     return Graph(graph.module) if any(joined) else graph
@@ -248,7 +248,7 @@ class _Family:
 class _Chains:
     """The assemblies of one block."""
 
-    def __init__(self, block: Block, layouts: Layouts):
+    def __init__(self, block: Block, layouts: ValueLayouts):
         self._layouts = layouts
         self._known: dict[Value, Assembly] = {}
         for op in block.ops:
@@ -327,7 +327,7 @@ def _fill_alike(one: Assembly, other: Assembly) -> bool:
     return same_number(one.fill, other.fill)
 
 
-def _join(family: _Family, layouts: Layouts, rule_of: RuleOf) -> bool:
+def _join(family: _Family, layouts: ValueLayouts, rule_of: RuleOf) -> bool:
     """Replaces the ops of a family if that sends less, or as much by fewer ops."""
     before = [sent for op in family.ops if (sent := _sent(op, layouts, rule_of))]
     if not before:
@@ -341,7 +341,7 @@ def _join(family: _Family, layouts: Layouts, rule_of: RuleOf) -> bool:
     return True
 
 
-def _sent(op: Op, layouts: Layouts, rule_of: RuleOf) -> float:
+def _sent(op: Op, layouts: ValueLayouts, rule_of: RuleOf) -> float:
     """The bytes that an op sends by itself in the shardings around it."""
     rule = rule_of(op)
     if rule is None:

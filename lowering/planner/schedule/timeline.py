@@ -17,7 +17,7 @@ from sdy_jax.ir.graph import Block, Graph, Op
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.planner.facts.fusion import inner_blocks, ops_in_line
-from sdy_jax.lowering.planner.op_times import OpTime, OpTimes, Sender, WorkDone
+from sdy_jax.lowering.planner.op_times import OpTime, OpTimes, SendingOp, WorkDone
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.hidden_time import Beside, Ran, Schedule, Sending, Wait, runs_each_time
@@ -30,7 +30,7 @@ from sdy_jax.lowering.targets.cost_model import CostModel
 # conditional's branches, one after the other: the estimate counts all of them.
 
 
-class Slice(NamedTuple):
+class TimeSlice(NamedTuple):
     """What a device does for some time.
 
     Attributes:
@@ -65,7 +65,7 @@ class Timeline:
     """The slices of a step in the order in which they start, the loops, outer ones first, when the step ends, and when
     each op begins."""
 
-    slices: tuple[Slice, ...] = ()
+    slices: tuple[TimeSlice, ...] = ()
     loops: tuple[Repeated, ...] = ()
     end: float = 0.0
     starts: Mapping[Op, float] = field(default_factory=dict)
@@ -109,12 +109,12 @@ class NumberedOps:
             found[last] = found[last].with_folded(time, traffic)
         return (OpTime(self._left[number], done.time, done.traffic) for number, done in found.items())
 
-    def _sender(self, record: CollectiveRecord) -> Sender:
+    def _sender(self, record: CollectiveRecord) -> SendingOp:
         first, beside = self._report.added(record)
         if id(first) in self._own:
-            return Sender(self._own[id(first)], True)
+            return SendingOp(self._own[id(first)], True)
         number = self._index.get(beside, -1)
-        return Sender(self._left.get(number, -1), id(first) in self._written)
+        return SendingOp(self._left.get(number, -1), id(first) in self._written)
 
 
 def _numbers(module: ir.Operation) -> dict[ir.Operation, int]:
@@ -211,11 +211,11 @@ def timeline_of(timing: Timing) -> Timeline:
 def timeline_without_ops(collectives: Iterable[tuple[float, CollectiveRecord]]) -> Timeline:
     """That of a program on local arrays, of which the times of collectives are known and nothing else: one after the
     other."""
-    found, at = list[Slice](), 0.0
+    found, at = list[TimeSlice](), 0.0
     for number, (time, record) in enumerate(collectives):
         times = record.estimated_times
         if time:
-            found.append(Slice(None, at, times * time, times, number))
+            found.append(TimeSlice(None, at, times * time, times, number))
             at += times * time
     return Timeline(tuple(found), (), at)
 
@@ -227,7 +227,7 @@ class _Layout:
     def __init__(self, timing: Timing):
         self._timing, self._work = timing, timing.work
         self._number = {id(each.sending): each.number for each in timing.sent}
-        self._slices, self._loops, self._starts = list[Slice](), list[Repeated](), dict[Op, float]()
+        self._slices, self._loops, self._starts = list[TimeSlice](), list[Repeated](), dict[Op, float]()
         self._at, self._beside = defaultdict[Op, list[Sent]](list), defaultdict[Op, list[Sent]](list)
         self._ahead = defaultdict[Block, list[Sent]](list)
         self._gone = list[Sent]()
@@ -292,7 +292,7 @@ class _Layout:
         if op in self._work:
             _, time, traffic = self._work[op]
             at += times * time
-            self._slices.append(Slice(op, start, times * time, times, traffic=times * traffic))
+            self._slices.append(TimeSlice(op, start, times * time, times, traffic=times * traffic))
         blocks = [block for block in inner_blocks(op) if block in self._busy]
         if not blocks:
             return at
@@ -308,13 +308,13 @@ class _Layout:
         """A collective for which everything waits; when it ends."""
         if time <= 0.0:
             return start
-        self._slices.append(Slice(op, start, times * time, times, number))
+        self._slices.append(TimeSlice(op, start, times * time, times, number))
         return start + times * time
 
     def _hide(self, sent: Sequence[tuple[int, float]], start: float, times: float) -> None:
         """Collectives beside work that starts at some time, one after the other."""
         for number, time in sent:
-            self._slices.append(Slice(self._op(number), start, times * time, times, number, is_hidden=True))
+            self._slices.append(TimeSlice(self._op(number), start, times * time, times, number, is_hidden=True))
             start += times * time
 
     def _op(self, number: int) -> Op | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, Choices, Pool, Table, Vector, content
+from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, Choices, CostTable, Pool, Vector, content
 from sdy_jax.lowering.planner.solve.pbqp import PBQP, Costs, Edge, Indices
 
 # The graph under contraction: vectors per node, tables per edge, and what has to be decided when all else is.
@@ -27,10 +27,10 @@ class Best(NamedTuple):
 
     node: int
     own: Vector
-    tables: tuple[tuple[int, Table], ...]
+    tables: tuple[tuple[int, CostTable], ...]
 
 
-class Beside(NamedTuple):
+class BestBeside(NamedTuple):
     """As `Best`, where neighbours count together: `arrays` have an axis for each node in their scope."""
 
     node: int
@@ -38,7 +38,7 @@ class Beside(NamedTuple):
     arrays: tuple[tuple[tuple[int, ...], Costs], ...]
 
 
-Step = Kept | Best | Beside
+Step = Kept | Best | BestBeside
 
 
 class CostGraph:
@@ -52,7 +52,7 @@ class CostGraph:
         self.pool = pool
         self.constant = 0.0
         self.vectors: list[Vector] = []
-        self.tables: list[dict[int, Table]] = []
+        self.tables: list[dict[int, CostTable]] = []
         self.left: list[bool] = []
         self.steps: list[Step] = []
 
@@ -72,13 +72,13 @@ class CostGraph:
         self.vectors[node], least = self.pool.total(self.vectors[node], vector)
         self.constant += least
 
-    def add_edge(self, i: int, j: int, table: Table) -> None:
+    def add_edge(self, i: int, j: int, table: CostTable) -> None:
         """Adds a table with the candidates of i in rows."""
         if j in self.tables[i]:
             table = self.pool.joined(self.tables[i][j], table)
         self.set_edge(i, j, table)
 
-    def set_edge(self, i: int, j: int, table: Table) -> None:
+    def set_edge(self, i: int, j: int, table: CostTable) -> None:
         rows, cols, rest = self.pool.split(table)
         self.add_cost(i, rows)
         self.add_cost(j, cols)
@@ -122,7 +122,7 @@ class CostGraph:
                         costs = sum((table.column(chosen[other]) for other, table in tables), own.values)
                         known[key] = int(np.argmin(costs))
                     chosen[node] = known[key]
-                case Beside(node, own, arrays):
+                case BestBeside(node, own, arrays):
                     parts = (array[_index(scope, node, chosen)] for scope, array in arrays)
                     chosen[node] = int(np.argmin(sum(parts, own.values)))
         return chosen
@@ -158,7 +158,7 @@ class _Loader:
         self.pool, self.raised = Pool(), 0.0
         self._unit, self._most = unit, most
         self._vectors: dict[object, tuple[tuple[Vector, float], float]] = {}
-        self._tables: dict[object, tuple[Table, float]] = {}
+        self._tables: dict[object, tuple[CostTable, float]] = {}
 
     def vector(self, values: Costs, candidates: Choices) -> tuple[Vector, float]:
         key = id(values), candidates  # equal nodes share arrays, as a rule, which the problem keeps alive
@@ -173,7 +173,7 @@ class _Loader:
         key = ("loaded", values.tobytes(), candidates)
         return self.pool.once(key, lambda: self.pool.normal(rounded[candidates.indices])), raised
 
-    def table(self, edge: Edge, first: Choices, second: Choices) -> Table:
+    def table(self, edge: Edge, first: Choices, second: Choices) -> CostTable:
         rows, cols, prices, weight = edge.ports
         key = id(rows), id(cols), id(prices), weight, first, second
         if key not in self._tables:
@@ -182,7 +182,7 @@ class _Loader:
         self.raised += raised
         return found
 
-    def _table(self, edge: Edge, first: Choices, second: Choices) -> tuple[Table, float]:
+    def _table(self, edge: Edge, first: Choices, second: Choices) -> tuple[CostTable, float]:
         rows, cols, prices, weight = edge.ports
         rounded, raised = self._rounded(prices, weight)
         key = ("loaded", id(rounded), rows.tobytes(), cols.tobytes(), first, second)

@@ -99,7 +99,7 @@ class Choices:
         self.indices = indices
 
 
-class Table:
+class CostTable:
     """A cost per pair of candidates, `core[rows[a], cols[b]]`; where there are no ports, `core[a, b]`."""
 
     __slots__ = ("cols", "core", "rows", "shape")
@@ -154,15 +154,15 @@ class Pool:
         found: Choices = self._interned.get(key) or self._new(key, Choices(indices))
         return found
 
-    def table(self, core: Costs, rows: Indices | None = None, cols: Indices | None = None) -> Table:
+    def table(self, core: Costs, rows: Indices | None = None, cols: Indices | None = None) -> CostTable:
         """The table with this content; small ones lose their ports, large ones the ports that no candidate has."""
-        made = Table(core, rows, cols)
+        made = CostTable(core, rows, cols)
         if made.shape[0] * made.shape[1] <= DENSE:
-            made = Table(np.ascontiguousarray(made.dense()), None, None)
+            made = CostTable(np.ascontiguousarray(made.dense()), None, None)
         else:
             made = _compact(made)
         key = content(made.core, made.rows, made.cols)
-        found: Table = self._interned.get(key) or self._new(key, made)
+        found: CostTable = self._interned.get(key) or self._new(key, made)
         return found
 
     def _new(self, key: Hashable, made: T) -> T:
@@ -182,48 +182,48 @@ class Pool:
         """The costs of the chosen candidates, as they are."""
         return self.once(("picked", vector, choices), lambda: self.vector(vector.values[choices.indices]))
 
-    def turned(self, table: Table) -> Table:
+    def turned(self, table: CostTable) -> CostTable:
         """The transpose."""
         return self.once(("turned", table), lambda: self._turned(table))
 
-    def _turned(self, table: Table) -> Table:
-        made = Table(table.core.T, table.cols, table.rows)  # a view: tables are large
+    def _turned(self, table: CostTable) -> CostTable:
+        made = CostTable(table.core.T, table.cols, table.rows)  # a view: tables are large
         key = content(made.core, made.rows, made.cols)
-        found: Table = self._interned.get(key) or self._new(key, made)
+        found: CostTable = self._interned.get(key) or self._new(key, made)
         return found
 
-    def rows_of(self, table: Table, choices: Choices) -> Table:
+    def rows_of(self, table: CostTable, choices: Choices) -> CostTable:
         """The chosen rows, in their order; a row may be chosen several times."""
         return self.once(("rows", table, choices), lambda: self._rows_of(table, choices))
 
-    def _rows_of(self, table: Table, choices: Choices) -> Table:
+    def _rows_of(self, table: CostTable, choices: Choices) -> CostTable:
         rows = choices.indices if table.rows is None else table.rows[choices.indices]
         return self.table(table.core, rows, table.cols)
 
-    def part_of(self, table: Table, rows: Choices, cols: Choices) -> Table:
+    def part_of(self, table: CostTable, rows: Choices, cols: Choices) -> CostTable:
         """The chosen rows and columns, in their order."""
         return self.once(("part", table, rows, cols), lambda: self._part_of(table, rows, cols))
 
-    def _part_of(self, table: Table, rows: Choices, cols: Choices) -> Table:
+    def _part_of(self, table: CostTable, rows: Choices, cols: Choices) -> CostTable:
         first = rows.indices if table.rows is None else table.rows[rows.indices]
         second = cols.indices if table.cols is None else table.cols[cols.indices]
         return self.table(table.core, first, second)
 
-    def joined(self, a: Table, b: Table) -> Table:
+    def joined(self, a: CostTable, b: CostTable) -> CostTable:
         """The sum of two tables of the same nodes."""
         return self.once(("joined", a, b), lambda: self._joined(a, b))
 
-    def _joined(self, a: Table, b: Table) -> Table:
+    def _joined(self, a: CostTable, b: CostTable) -> CostTable:
         rows, first_rows = _pairs(a.rows, b.rows, a.shape[0], b.core.shape[0])
         cols, first_cols = _pairs(a.cols, b.cols, a.shape[1], b.core.shape[1])
         core = _at(a, first_rows, first_cols) + _at(b, first_rows, first_cols)
         return self.table(self._capped(core), rows, cols)
 
-    def split(self, table: Table) -> tuple[Vector, Vector, Table | None]:
+    def split(self, table: CostTable) -> tuple[Vector, Vector, CostTable | None]:
         """What the rows cost in any case, then the columns, and the rest; None where nothing is left."""
         return self.once(("split", table), lambda: self._split(table))
 
-    def _split(self, table: Table) -> tuple[Vector, Vector, Table | None]:
+    def _split(self, table: CostTable) -> tuple[Vector, Vector, CostTable | None]:
         core = table.core
         rows = MIN(core, axis=1)
         rest = core - rows[:, None]
@@ -239,20 +239,20 @@ class Pool:
         left = self.table(rest, table.rows, table.cols) if np.count_nonzero(rest) else None
         return self.vector(table.by_row(rows)), self.vector(table.by_col(cols)), left
 
-    def minimised(self, vector: Vector, table: Table) -> Vector:
+    def minimised(self, vector: Vector, table: CostTable) -> Vector:
         """Per column, the least that a row costs with it."""
         return self.once(("minimised", vector, table), lambda: self._minimised(vector, table))
 
-    def _minimised(self, vector: Vector, table: Table) -> Vector:
+    def _minimised(self, vector: Vector, table: CostTable) -> Vector:
         own = least_per_port(vector.values, table.rows, len(table.core))
         least = MIN(own[:, None] + table.core)
         return self.vector(np.ascontiguousarray(table.by_col(self._capped(least))))
 
-    def minimised_out(self, vector: Vector, a: Table, b: Table) -> Table:
+    def minimised_out(self, vector: Vector, a: CostTable, b: CostTable) -> CostTable:
         """Per pair of columns of two tables, the least that a common row costs with both."""
         return self.once(("out", vector, a, b), lambda: self._minimised_out(vector, a, b))
 
-    def _minimised_out(self, vector: Vector, a: Table, b: Table) -> Table:
+    def _minimised_out(self, vector: Vector, a: CostTable, b: CostTable) -> CostTable:
         own, left, right = vector.values, a.core, b.core
         if a.rows is not None or b.rows is not None:
             pairs, first = _pairs(_ports(a), _ports(b), len(own), len(right))
@@ -264,7 +264,7 @@ class Pool:
             np.minimum.reduce(paid[some, :, None] + right, axis=1, out=least[some])
         return self.table(self._capped(least), a.cols, b.cols)
 
-    def excess(self, table: Table) -> Costs:
+    def excess(self, table: CostTable) -> Costs:
         """Per pair of rows, by how much the first can cost more than the second, over all columns."""
         return self.once(("excess", table), lambda: _excess(table))
 
@@ -280,7 +280,7 @@ class Pool:
         return np.where(costs >= LIMIT, IMPOSSIBLE, costs)
 
 
-def _ports(table: Table) -> Indices:
+def _ports(table: CostTable) -> Indices:
     return identity(table.shape[0]) if table.rows is None else table.rows
 
 
@@ -293,13 +293,13 @@ def least_per_port(values: Costs, ports: Indices | None, count: int) -> Costs:
     return least
 
 
-def _compact(table: Table) -> Table:
+def _compact(table: CostTable) -> CostTable:
     core, rows, cols = table.core, table.rows, table.cols
     if rows is not None and (used := _used(rows, len(core))) is not None:
         core, rows = core[used], np.searchsorted(used, rows)
     if cols is not None and (used := _used(cols, core.shape[1])) is not None:
         core, cols = core[:, used], np.searchsorted(used, cols)
-    return Table(np.ascontiguousarray(core), rows, cols)
+    return CostTable(np.ascontiguousarray(core), rows, cols)
 
 
 def _used(ports: Indices, count: int) -> Indices | None:
@@ -316,14 +316,14 @@ def _pairs(a: Indices | None, b: Indices | None, count: int, ports: int) -> tupl
     return pairs, first
 
 
-def _at(table: Table, rows: Indices, cols: Indices) -> Costs:
+def _at(table: CostTable, rows: Indices, cols: Indices) -> Costs:
     """The costs of these rows and columns."""
     rows = rows if table.rows is None else table.rows[rows]
     cols = cols if table.cols is None else table.cols[cols]
     return table.core[rows][:, cols]
 
 
-def _excess(table: Table) -> Costs:
+def _excess(table: CostTable) -> Costs:
     core, columns = table.core, np.ascontiguousarray(table.core.T)
     found = np.empty((len(core), len(core)))
     for some in parts(len(core), core.size):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdy_jax.lowering.planner.solve.contraction import ELIMINATED, Beside, CostGraph, Step, contract, graph_of
+from sdy_jax.lowering.planner.solve.contraction import ELIMINATED, BestBeside, CostGraph, Step, contract, graph_of
 from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, Choices, Vector, content, parts
 from sdy_jax.lowering.planner.solve.pbqp import PBQP, Costs, quotient, restricted
 from sdy_jax.lowering.planner.solve.trws import GAP, pass_messages
@@ -124,7 +124,7 @@ class _Elimination:
         for other in others:
             for scope in found:
                 self._factors[other].pop(scope, None)
-        self.steps.append(Beside(node, own, tuple((f.scope, f.costs.values) for f in factors)))
+        self.steps.append(BestBeside(node, own, tuple((f.scope, f.costs.values) for f in factors)))
         if not others:
             self.constant += float(own.values.min())
             return

@@ -9,24 +9,24 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.lowering.planner.solve.contraction import CostGraph
-from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, MIN, Pool, Table, least_per_port
+from sdy_jax.lowering.planner.solve.cost_tables import IMPOSSIBLE, LIMIT, MIN, CostTable, Pool, least_per_port
 from sdy_jax.lowering.planner.solve.pbqp import Costs, Indices
 
 # What message passing needs of a problem: nodes in order, with the links to those before and after each.
 
 
 @dataclass(slots=True)
-class Link:
+class EdgeEnd:
     """An edge as one of its nodes sees it: its candidates in rows. `sent` goes to the other node; `back` is its link
     back. `before`: what was sent in the round before, if the other node is an earlier one. `has_impossible`: whether
     any cost of the graph is."""
 
     other: int
-    table: Table
+    table: CostTable
     sent: Costs
     before: Costs
     has_impossible: bool
-    back: Link = field(init=False)
+    back: EdgeEnd = field(init=False)
 
     def send(self, costs: Costs) -> float:
         """Sends the least of `costs` plus the edge, per candidate of the other node, with a minimum of 0, which is
@@ -64,9 +64,9 @@ class MessageNode:
     number: int
     costs: Costs
     kept: Indices
-    earlier: list[Link]
-    later: list[Link]
-    links: list[Link]
+    earlier: list[EdgeEnd]
+    later: list[EdgeEnd]
+    links: list[EdgeEnd]
     share: float
     """The part of the node's costs that each message carries on."""
 
@@ -99,9 +99,9 @@ def message_nodes(graph: CostGraph) -> list[MessageNode]:
     return list(found.values())
 
 
-def link_of(graph: CostGraph, number: int, other: int) -> Link:
+def link_of(graph: CostGraph, number: int, other: int) -> EdgeEnd:
     nothing = np.zeros(len(graph.vectors[other]))
-    return Link(other, graph.tables[number][other], nothing, nothing, graph.pool.has_impossible)
+    return EdgeEnd(other, graph.tables[number][other], nothing, nothing, graph.pool.has_impossible)
 
 
 # Sequential tree-reweighted message passing (TRW-S; Kolmogorov 2006): a bound and a good choice for large graphs.

@@ -69,7 +69,7 @@ _COSTS = CostModel()
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ReshardChain:
     """Ops from head to tail, and the shardings at both ends."""
 
     ops: tuple[ir.Operation, ...]
@@ -168,15 +168,15 @@ class Chain:
         return _COSTS.wire_bytes(kind, axes_size(axes, mesh), before, after)
 
 
-def chains(module: ir.Operation, is_link: Test, is_tail: Test) -> list[Chain]:
+def chains(module: ir.Operation, is_link: Test, is_tail: Test) -> list[ReshardChain]:
     """The longest chains of links that end in a tail; they share no ops."""
-    meshes, found, taken = module_meshes(module), list[Chain](), set[ir.Operation]()
+    meshes, found, taken = module_meshes(module), list[ReshardChain](), set[ir.Operation]()
     for tail in filter(is_tail, reversed(pre_order(module))):
         target = None if tail in taken else sharding_of(tail.results[0])
         if target is not None:
             ops = _joined(tail, is_link, meshes)
             taken.update(ops)
-            found.append(Chain(ops, _source(ops[0], target, meshes), target, meshes))
+            found.append(ReshardChain(ops, _source(ops[0], target, meshes), target, meshes))
     return found
 
 
@@ -333,7 +333,7 @@ def _is_made(op: ir.Operation) -> bool:
     return is_step and _WRITTEN not in op.attributes
 
 
-def _write_as_reshard(chain: Chain) -> None:
+def _write_as_reshard(chain: ReshardChain) -> None:
     """An all_reduce of what the chain reduces, and a reshard for everything else."""
     have, tail, current = closed(chain.source), chain.ops[-1], chain.value
     ip = ir.InsertionPoint(tail)
@@ -348,7 +348,7 @@ def _write_as_reshard(chain: Chain) -> None:
     chain.replace_by(current)
 
 
-def _create_reshard(chain: Chain, value: ir.Value, ip: ir.InsertionPoint) -> ir.Value:
+def _create_reshard(chain: ReshardChain, value: ir.Value, ip: ir.InsertionPoint) -> ir.Value:
     attributes = sharding_attributes("sharding", closed(chain.target), value.context)
     location = chain.ops[-1].location
     return ir.Operation.create(RESHARD, [value.type], [value], attributes, loc=location, ip=ip).results[0]

@@ -18,9 +18,8 @@ from sdy_jax.ir.validity import verify_sharding
 from sdy_jax.lowering.ops.registry import Strategy
 from sdy_jax.lowering.planner.placement.decisions import kinds_of
 from sdy_jax.lowering.planner.problem.assignments import runs_in
-from sdy_jax.lowering.planner.problem.layout_plan import Kind as RewriteKind
-from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, Rewrite
-from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollective, Kind, Kinds
+from sdy_jax.lowering.planner.problem.layout_plan import LayoutPlan, Rewrite, RewriteKind
+from sdy_jax.lowering.planner.problem.op_problem import Decision, InsideCollective, Kinds, OpKind
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.plan.auto_layouts import with_border
 from sdy_jax.plan.pinning.choices import layout_from, recorded_op_names, types_of
@@ -165,7 +164,7 @@ class ChoiceReader:
             verify_sharding(found[-1], self._graph.meshes, owner.shape, f"{op.source}: the layout that the file states")
         return found
 
-    def _strategy(self, op: Op, kind: Kind, choice: RecordedChoice) -> Strategy | None:
+    def _strategy(self, op: Op, kind: OpKind, choice: RecordedChoice) -> Strategy | None:
         if not choice.strategy:
             return None
         if choice.number in range(len(kind.strategies)) and kind.strategies[choice.number].name == choice.strategy:

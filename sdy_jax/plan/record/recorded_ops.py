@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Table, mark_in, pipeline_schedule, row_scope
+from sdy_jax.annotate.pipeline_schedules import Kind, Mark, Timetable, mark_in, pipeline_schedule, row_scope
 from sdy_jax.ir.collectives import BY_STRIPS, KINDS, ops_of
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.jax_shardings import axis_name
@@ -374,7 +374,7 @@ class PipelineRecords:
         pairs = zip(body.arguments, body.terminator.operands, strict=True)
         return sum(self._local.of(argument) for argument, result in pairs if argument is not result)
 
-    def _durations(self, ops: Sequence[OpOfRow], table: Table) -> Mapping[Kind, float]:
+    def _durations(self, ops: Sequence[OpOfRow], table: Timetable) -> Mapping[Kind, float]:
         """What a row of each kind takes by the cost model: products and the like, and what is sent inside of a stage.
         Nothing where some compute nothing that is known."""
         rows, found = [row.kind for row in table.rows], dict.fromkeys((row.kind for row in table.rows), 0.0)
@@ -453,7 +453,7 @@ def _groups(mark: Mark) -> Iterator[str]:
         yield ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _rows(table: Table) -> Iterator[RecordedRow]:
+def _rows(table: Timetable) -> Iterator[RecordedRow]:
     for number, trip in enumerate(table.trips):
         for row in trip:
             microbatches = tuple(-1 if cell is None else cell.microbatch for cell in row.cells)

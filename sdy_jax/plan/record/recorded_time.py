@@ -10,7 +10,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.ir.meshes import AxisRef, Mesh
 from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.lowering.planner.schedule.timeline import Repeated, Slice
+from sdy_jax.lowering.planner.schedule.timeline import Repeated, TimeSlice
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import machines
 from sdy_jax.plan.estimates import flops
@@ -38,7 +38,7 @@ def timeline_record(plan: Answers, ops: OpRecords | None, phases: Mapping[Op, st
     lanes = lanes_of({of_links[each.collective] for each in placed.slices if each.collective is not None})
     number = {lane: n for n, lane in enumerate(lanes)}
 
-    def recorded(each: Slice) -> RecordedSlice:
+    def recorded(each: TimeSlice) -> RecordedSlice:
         lane = 0 if each.collective is None else number[of_links[each.collective]]
         phase, op = ("", None) if each.op is None else (phases.get(each.op, ""), index.get(each.op))
         times = max(1, round(each.times))

@@ -24,7 +24,7 @@ from sdy_jax.lowering.ops.custom_partitioning import alike_rule
 from sdy_jax.lowering.ops.registry import AskFunction, Refused, Strategy, Taken
 from sdy_jax.lowering.planner.problem.candidates import every_candidate
 from sdy_jax.lowering.planner.problem.layout_table import AxesLists, LayoutTable
-from sdy_jax.lowering.planner.problem.op_problem import Kind, OpProblem, Tensor
+from sdy_jax.lowering.planner.problem.op_problem import OpKind, OpProblem, Tensor
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -370,7 +370,7 @@ def candidates(ask: AskFunction) -> list[tuple[tuple[tuple[str, ...], ...], floa
     mesh, rule = sdy.Mesh.of(data=2, model=4), parse_rule("([i, j])->([i, j]) {i=8, j=8}")
     strategy, shape = Strategy("asked", frozenset({0, 1}), ask=ask), (8, 8)
     table, whole = LayoutTable("mesh", mesh), TensorSharding.replicated("mesh", 2)
-    kind = Kind(rule, (strategy,), ((shape, 4.0),) * 2, multiplies=False)
+    kind = OpKind(rule, (strategy,), ((shape, 4.0),) * 2, multiplies=False)
     problem = OpProblem(kind, (Tensor(shape, 4.0, whole),) * 2, mesh, sdy.CostModel())
     atoms = [AxisRef("data"), AxisRef("model")]
     found, _ = every_candidate(problem, len(atoms), (), AxesLists(atoms, table), pads=True)
