@@ -40,8 +40,8 @@ from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Shards,
     Strategy,
-    UserCollective,
     Whole,
+    WrittenCollective,
     emitter,
     pass_through_factors,
     sends,
@@ -232,15 +232,15 @@ def _say_sharding(local: LocalOp, x: jax.Array) -> list[jax.Array]:
 
 
 @sends(CALLBACK)
-def _sent(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[UserCollective]:
+def _sent(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[WrittenCollective]:
     """The results go from the device that has them to all that share them."""
     axes = _shared_axes(op, mesh)
     if axes_size(axes, mesh) == 1:
         return []
     summary = CollectiveSummary("all_reduce", axes, braces(axes))
     group = axes_size(axes, mesh)
-    results = [UserCollective(summary, index, _bytes_of(value, group)) for index, value in enumerate(op.results)]
-    whether_it_failed = [UserCollective(summary, 0, all_reduce_bytes("sum", (), 4, "i32", group))]
+    results = [WrittenCollective(summary, index, _bytes_of(value, group)) for index, value in enumerate(op.results)]
+    whether_it_failed = [WrittenCollective(summary, 0, all_reduce_bytes("sum", (), 4, "i32", group))]
     return results + whether_it_failed if results else []
 
 

@@ -139,7 +139,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class UserCollective:
+class WrittenCollective:
     """A collective that the program holds itself: what it says, the index of the result that it makes, and the bytes
     that each device sends."""
 
@@ -186,7 +186,7 @@ REJECTED = {
 
 StrategyFunction = Callable[[Op, OpShardingRule], list[Strategy]]
 OpCheck = Callable[[Op, Mesh], str | None]
-SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[UserCollective]]
+SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[WrittenCollective]]
 """`sent(op, mesh, shardings)`, with the shardings of the operands."""
 
 TakenFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], Taken | Refused]
@@ -285,7 +285,7 @@ def folds_when_settled(*names: str) -> Callable[[SettledFoldFunction], SettledFo
     return registered(SETTLED_FOLDS, names, "folds of placed modules")
 
 
-def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[UserCollective]:
+def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[WrittenCollective]:
     """The collectives that an op is by itself, with operands in these shardings."""
     found = SENT.get(op.key)
     return found(op, mesh, operands) if found else []

@@ -69,6 +69,15 @@ def test_rooms_import_from_rooms_below() -> None:
             assert room in {*ROOMS, *FACES, "lowering"} and taken <= {*ROOMS, *FACES}, module
 
 
+def test_a_name_is_that_of_one_class() -> None:
+    """Of those that other modules may import: a reader who knows one is not to meet another."""
+    seen: dict[str, Path] = {}
+    for path in set(modules().values()):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert seen.setdefault(node.name, path) == path, (node.name, path, seen[node.name])
+
+
 def test_there_is_no_circle_of_modules() -> None:
     """Not even of those that only type checkers import."""
     left = {name: {other for other in imports(path) if other in MODULES} - {name} for name, path in MODULES.items()}

@@ -31,7 +31,7 @@ from sdy_jax.lowering.ops.re_emission import scope_name, stablehlo_op_p
 from sdy_jax.lowering.ops.registry import (
     LocalOp,
     Strategy,
-    UserCollective,
+    WrittenCollective,
     check,
     emitter,
     pass_through_factors,
@@ -237,7 +237,7 @@ def _exchange(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 
 @sends(*_GROUPED)
-def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[UserCollective]:
+def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[WrittenCollective]:
     """One collective per operand, as they are emitted."""
     groups, axes = groups_and_axes(op, mesh)
     size, kind = len(groups[0]), _short(op.name)
@@ -245,7 +245,9 @@ def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> l
         return []
     detail = str([list(group) for group in groups]) if axes is None else braces(axes)
     sent = [_bytes_in_groups(op, value, s, mesh, size) for value, s in zip(op.operands, operands, strict=True)]
-    return [UserCollective(CollectiveSummary(kind, axes or (), detail), index, wire) for index, wire in enumerate(sent)]
+    return [
+        WrittenCollective(CollectiveSummary(kind, axes or (), detail), index, wire) for index, wire in enumerate(sent)
+    ]
 
 
 def _bytes_in_groups(op: Op, value: Value, sharding: TensorSharding, mesh: Mesh, size: int) -> float:
@@ -262,7 +264,7 @@ def _bytes_in_groups(op: Op, value: Value, sharding: TensorSharding, mesh: Mesh,
 
 
 @sends(RAGGED)
-def _sent_by_rows(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[UserCollective]:
+def _sent_by_rows(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[WrittenCollective]:
     """As many rows as a device is said to send where that is constant, else all that it has, and there is room for: of
     these the share that goes to others."""
     groups, axes = groups_and_axes(op, mesh)
@@ -274,7 +276,7 @@ def _sent_by_rows(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> lis
     rows = min([rows, *_constant_sums(op.operands[_SEND_SIZES])])
     block = op.operands[0].itemsize * min(rows, room) * math.prod(width)
     detail = str([list(group) for group in groups]) if axes is None else braces(axes)
-    return [UserCollective(CollectiveSummary(RAGGED, axes or (), detail), 0, wire_bytes(RAGGED, size, block, block))]
+    return [WrittenCollective(CollectiveSummary(RAGGED, axes or (), detail), 0, wire_bytes(RAGGED, size, block, block))]
 
 
 _SEND_SIZES = 3
@@ -292,12 +294,12 @@ def _constant_sums(value: Value) -> list[int]:
 
 
 @sends("stablehlo.collective_permute")
-def _sent_in_pairs(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[UserCollective]:
+def _sent_in_pairs(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[WrittenCollective]:
     moved = [pair for pair in device_pairs(op, mesh) if pair[0] != pair[1]]
     axes = tuple(axis for axis in _whole_axes(mesh) if spans(moved, [axis], mesh))
     ((value, sharding),) = zip(op.operands, operands, strict=True)
     block = value.itemsize * math.prod(sharding.local_shape(value.shape or (), mesh))
-    return [UserCollective(CollectiveSummary("collective_permute", axes, braces(axes)), 0, block if moved else 0.0)]
+    return [WrittenCollective(CollectiveSummary("collective_permute", axes, braces(axes)), 0, block if moved else 0.0)]
 
 
 def _short(name: str) -> str:

@@ -36,7 +36,7 @@ from sdy_jax.shardy.rules import Compat, RuleBook
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class WhyLink:
     """One step on the way from an axis back to its annotation.
 
     Attributes:
@@ -73,7 +73,7 @@ class Chain:
     type: str
     axis: str
     dim: int
-    links: tuple[Link, ...]
+    links: tuple[WhyLink, ...]
 
     def __str__(self) -> str:
         return "\n".join([f"axis '{self.axis}' on dim {self.dim}", *(f"  {link}" for link in self.links)])
@@ -97,7 +97,7 @@ class Why:
     again: tuple[NotHeld, ...] = ()
     blocked: tuple[InParts, ...] = ()
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[WhyLink]:
         return (link for chain in self.chains for link in chain.links)
 
     def __str__(self) -> str:
@@ -218,7 +218,7 @@ class Explanation:
                 links = tuple(self.links(named.value_id, dim, axis))
                 yield Chain(named.label, type_, axis_name(axis), dim, links)
 
-    def links(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[Link]:
+    def links(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[WhyLink]:
         """The links of an axis that a value id has in a dimension, back to the annotation."""
         axis, change = self._before_export(value_id, dim, axis)
         if change is not None:
@@ -238,7 +238,7 @@ class Explanation:
             seen.add(value_id)
         yield from self._origin(value_id, dim, axis)
 
-    def _before_export(self, value_id: int, dim: int, axis: AxisRef) -> tuple[AxisRef, Link | None]:
+    def _before_export(self, value_id: int, dim: int, axis: AxisRef) -> tuple[AxisRef, WhyLink | None]:
         """The axis that the value id had after propagation, and what export made of it if it is another one."""
         sharding = self.engine.sharding(value_id)
         if sharding is None or axis in sharding.dimensions[dim].axes:
@@ -247,22 +247,22 @@ class Explanation:
         size, shards = self.naming.shape_of(value_id)[dim], self._size(whole)
         text = f"'{axis_name(whole)}' of size {shards}, shortened at the boundary: it does not divide {size} evenly"
         type_ = self.naming.type_of(value_id)
-        return whole, Link("export", axis_name(whole), dim, self.naming.describe(value_id), type_, text)
+        return whole, WhyLink("export", axis_name(whole), dim, self.naming.describe(value_id), type_, text)
 
     def _size(self, axis: AxisRef) -> int:
         return axis.sub_axis.size if axis.sub_axis else self._sizes[axis.name]
 
-    def _link(self, cause: AxisOrigin) -> Link:
+    def _link(self, cause: AxisOrigin) -> WhyLink:
         step, naming = cause.write.step, self.naming
         value_id, dim = cause.value_id, cause.dim
         value, type_ = naming.describe(value_id), naming.type_of(value_id)
         site = naming.site_of_value_id(cause.value_id) if step.op.name == "func.return" else naming.site_of(step.op)
         if cause.spread is None:
             text = f"{value}, dim {dim} of {type_}; it is in the same sharding group"
-            return Link("group", axis_name(cause.axis), dim, value, type_, text, "sdy.sharding_group")
+            return WhyLink("group", axis_name(cause.axis), dim, value, type_, text, "sdy.sharding_group")
         text = self._spread_text(cause, value, type_)
         place = (step.op.name, site.line, site.function) if site else (step.op.name, "", "")
-        return Link("propagation", axis_name(cause.axis), dim, value, type_, text, *place, step.level, step.priority)
+        return WhyLink("propagation", axis_name(cause.axis), dim, value, type_, text, *place, step.level, step.priority)
 
     def _spread_text(self, cause: AxisOrigin, value: str, type_: str) -> str:
         """`operand 1 of dot_general at model.py:34 in f: params['w'], dim 1 of f32[8,4]; to its result (...)`."""
@@ -280,13 +280,13 @@ class Explanation:
         own = "" if source >= step.num_operands else f": {naming.describe(cause.value_id, naming.site_of(op))}"
         return f"{naming.role(op, source, step.num_operands)} of {where}{own}{there}{how}"
 
-    def _derived(self, derived: Derivation) -> Link:
+    def _derived(self, derived: Derivation) -> WhyLink:
         naming, op = self.naming, derived.op
         site = naming.site_of_value_id(derived.value_id) if op.name == "func.return" else naming.site_of(op)
         value, type_ = naming.describe(derived.value_id), naming.type_of(derived.value_id)
         text = f"{self._source_text(derived, value)}, dim {derived.dim} of {type_}; {self._effect_text(derived)}"
         place = (op.name, site.line, site.function) if site else (op.name, "", "")
-        return Link("type", axis_name(derived.axis), derived.dim, value, type_, text, *place)
+        return WhyLink("type", axis_name(derived.axis), derived.dim, value, type_, text, *place)
 
     def _source_text(self, derived: Derivation, value: str) -> str:
         naming, op = self.naming, derived.op
@@ -300,15 +300,15 @@ class Explanation:
             return "returned in its type"
         return f"to the type of its {self.naming.role(derived.op, derived.target, derived.num_operands)}, by JAX's rule"
 
-    def _origin(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[Link]:
+    def _origin(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[WhyLink]:
         """The annotation at which a chain ends, and how it came to the value id."""
         found = self.annotations.of(value_id)
         if not found:
             value, type_ = self.naming.describe(value_id), self.naming.type_of(value_id)
-            yield Link("unknown", axis_name(axis), dim, value, type_, f"no annotation: {value} began with the axis")
+            yield WhyLink("unknown", axis_name(axis), dim, value, type_, f"no annotation: {value} began with the axis")
         for note in found:
             value, type_ = self.naming.describe(note.value_id), self.naming.type_of(note.value_id)
-            yield Link(note.kind, axis_name(axis), dim, value, type_, note.text, note.op, note.line, note.function)
+            yield WhyLink(note.kind, axis_name(axis), dim, value, type_, note.text, note.op, note.line, note.function)
 
 
 def _how(rule: OpShardingRule, factor: int, step: RecordedStep) -> str:

@@ -114,7 +114,7 @@ class Interned:
 
 
 @dataclass(frozen=True, slots=True)
-class OpKind:
+class RuleKind:
     """The properties of an op that propagation depends on, besides its tensors' shardings."""
 
     rule: OpShardingRule
@@ -132,8 +132,8 @@ class Solver:
     def __init__(self, meshes: Mapping[str, Mesh]):
         self.shardings = Interned()
         self._meshes = meshes
-        self._kinds: dict[OpKind, int] = {}
-        self._kind_list: list[OpKind] = []
+        self._kinds: dict[RuleKind, int] = {}
+        self._kind_list: list[RuleKind] = []
         self._numbers: dict[tuple[int, bool, bool], tuple[OpShardingRule, int]] = {}
         """Those of kinds by the identity of their rule, which is kept: to compare rules takes longer."""
         self._known: dict[object, Updates] = {}
@@ -142,16 +142,16 @@ class Solver:
         """The number that stands for an op kind."""
         key = id(rule), elementwise, conservative
         if key not in self._numbers:
-            self._numbers[key] = rule, self._number(OpKind(rule, elementwise, conservative))
+            self._numbers[key] = rule, self._number(RuleKind(rule, elementwise, conservative))
         return self._numbers[key][1]
 
-    def _number(self, kind: OpKind) -> int:
+    def _number(self, kind: RuleKind) -> int:
         found = self._kinds.setdefault(kind, len(self._kinds))
         if found == len(self._kind_list):
             self._kind_list.append(kind)
         return found
 
-    def kind_of(self, number: int) -> OpKind:
+    def kind_of(self, number: int) -> RuleKind:
         return self._kind_list[number]
 
     def solve(self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: FactorStrategy) -> Updates:
@@ -185,7 +185,7 @@ class Solver:
         return _spreads(problem, mappings, before, sorted(strategy(problem)))
 
     def _compute(
-        self, kind: OpKind, numbers: tuple[int, ...], directions: Directions, strategy: FactorStrategy
+        self, kind: RuleKind, numbers: tuple[int, ...], directions: Directions, strategy: FactorStrategy
     ) -> Updates:
         posed = self.pose(kind, numbers, directions)
         if posed is None:
@@ -200,7 +200,7 @@ class Solver:
         return tuple(updates)
 
     def pose(
-        self, kind: OpKind, numbers: tuple[int, ...], directions: Directions
+        self, kind: RuleKind, numbers: tuple[int, ...], directions: Directions
     ) -> tuple[FactorProblem, str | Mesh] | None:
         """The propagation problem of an op and the mesh of its tensors; None where they have no common mesh."""
         shardings = [self.shardings[n] for n in numbers]
