@@ -32,7 +32,7 @@ from sdy_jax.lowering.planner.report import ChangedLayout, InParts, LayoutChoice
 from sdy_jax.lowering.planner.rewrites.blocked_loops import run_in_parts
 from sdy_jax.lowering.planner.rewrites.blocking_choice import BlockingCandidate, BlockingCandidates, Sizes, tell_apart
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Growth, RuleOf
-from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, erase_dead_code, prepared
+from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, erase_dead_code, in_order, prepared
 from sdy_jax.lowering.planner.rewrites.recomputation import ProgramForm, best_program, rewritten
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
@@ -65,8 +65,8 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
     erase_marks(module)
     graph = prepared(module, setting)
     if setting.policy.layouts == "global":
-        search = LayoutSearch(graph, setting)
-        return finished(module, search, search.fitting(search.found()))
+        form = _better_order(ProgramForm(LayoutSearch(graph, setting)))
+        return _finished(module, form, form.search.fitting(form.found))
     placed = ProgramPlacement(graph, setting).run()
     program = PartitionedProgram(placed, setting)
     placed.report.hidden = hidden_by_work(placed, placed.inserted, setting).time
@@ -124,6 +124,7 @@ def best_border(
     if not setting.available:
         setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
     search = LayoutSearch(prepared(module, setting), setting, border, incumbent)
+    search = _better_order(ProgramForm(search)).search
     best = search.budget.best(search.fitting(search.planned()))
     if best.plan is not None:
         return best.plan.border
@@ -230,24 +231,41 @@ def partition(
     search = LayoutSearch(prepared(module, setting), setting)
     if setting.policy.memory is None and not search.can_fit:  # other layouts inside, reruns and parts do not help
         return finished(module, search, search.fitting(search.found(FEW)))
-    program = _best(search, named, incumbent)
+    written = _better_order(ProgramForm(search, multipliers=FEW, incumbent=incumbent))
+    program = _best(written, named)
     if program.fits or setting.policy.memory is None:
         return _finished(module, program, program.search.fitting(program.found))
-    return _finished(module, *_below(search, program, named))
+    return _finished(module, *_below(written, program, named))
 
 
-def _below(search: LayoutSearch, program: ProgramForm, named: Collection[Mark]) -> tuple[ProgramForm, Trials]:
+def _better_order(written: ProgramForm) -> ProgramForm:
+    """A prepared program, or the same with the merged dimensions that loops carry in order, whichever has the better
+    plan."""
+    found = _in_order(written)
+    return min([written, found], key=ProgramForm.rank) if found is not None else written
+
+
+def _in_order(written: ProgramForm) -> ProgramForm | None:
+    """A prepared program with the merged dimensions that loops carry in order; None where there are none."""
+    graph = in_order(written.search.graph, written.search.setting) if written.search.can_be_planned else None
+    if graph is None:
+        return None
+    return replace(written, search=written.search.of(graph), rewrites=((Rewrite("order"), None),))
+
+
+def _below(written: ProgramForm, program: ProgramForm, named: Collection[Mark]) -> tuple[ProgramForm, Trials]:
     """The first program of those that are found for smaller limits which keeps within the limit, and its trials that
     do. The smaller limits are the same ones for all requests, so that what is said to be the least is found again.
 
     Raises:
         MemoryLimitError: there is none.
     """
-    limit, least = search.setting.limit, program.least.peak
+    limit, least = written.search.setting.limit, program.least.peak
     first = math.floor(math.log(limit, _FINER))
     for power in range(first, first - _SMALLER, -1):
         try:
-            program = _best(search.within(_FINER**power), named, math.inf)
+            smaller = written.search.within(_FINER**power)
+            program = _best(replace(written, search=smaller, incumbent=math.inf), named)
         except MemoryLimitError:  # arguments and results alone hold more
             break
         fitting = [trial for trial in program.found if trial.peak.total <= limit and not trial.is_forgotten]
@@ -259,7 +277,7 @@ def _below(search: LayoutSearch, program: ProgramForm, named: Collection[Mark]) 
 
 def _finished(module: ir.Operation, program: ProgramForm, fitting: Trials) -> Partitioned:
     """Rewrites a module as the best of some trials of a program says."""
-    before = None if program.what is None and not program.blocked else _stage(program.search.graph)
+    before = _stage(program.search.graph) if program.rewrites else None
     report, choices = finished(module, program.search, fitting)
     report.recomputed, report.blocked, report.before = program.what, program.blocked, before
     saved = program.what.bytes if program.what is not None else 0.0
@@ -309,6 +327,8 @@ def _trial(search: LayoutSearch, follow: Follow, number: int) -> PartitionedProg
 
 def _rewritten(program: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) -> ProgramForm:
     """A program with something that is computed again, or in parts; itself where that is nothing."""
+    if rewrite.kind == "order":
+        return _in_order(program) or program
     if rewrite.kind == "parts":
         return _cut(program, rewrite) or program
     found = rewritten(program, rewrite, named)
@@ -317,12 +337,11 @@ def _rewritten(program: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) 
     return ProgramForm(program.search.of(found[0]), found[1], blocked=program.blocked, rewrites=program.after(rewrite))
 
 
-def _best(search: LayoutSearch, named: Collection[Mark], incumbent: float) -> ProgramForm:
+def _best(written: ProgramForm, named: Collection[Mark]) -> ProgramForm:
     """The best form of a program, the first that fits of these: with something that is computed again, or, where that
     is dear, the cheaper one of it and the next; in parts; in parts, with something that is computed again; and of that,
-    more in parts, as its layouts are others. `incumbent`: the cost of another program that fits."""
-    written = ProgramForm(search, multipliers=FEW, incumbent=incumbent)
-    if not written.fits and written.cheapest.cost > incumbent:
+    more in parts, as its layouts are others. `written`: as it is, with trials at few multipliers."""
+    if not written.fits and written.cheapest.cost > written.incumbent:
         raise GivenUp
     tried = [_again(written, named)]
     if not tried[-1].fits:

@@ -309,7 +309,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--stage",
         metavar="NAME",
-        choices=("traced", "imported", "propagated", "recomputed", "blocked", "partitioned"),
+        choices=("traced", "imported", "propagated", "ordered", "recomputed", "blocked", "partitioned"),
         help="print the module after this stage instead of the report: %(choices)s",
     )
     shown.add_argument(

@@ -259,7 +259,7 @@ class _Making:
         named = all_marks(program.jaxpr)
         report, choices = partition(module, self._setting(program, rules, inputs), named, follow, self.keep, incumbent)
         if report.before is not None:
-            stage = "blocked" if report.blocked else "recomputed"
+            stage = "blocked" if report.blocked else "ordered" if report.recomputed is None else "recomputed"
             dump(stage, report.before)
             stages[stage] = report.before
         dump("partitioned", module)

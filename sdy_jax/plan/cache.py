@@ -25,8 +25,8 @@ from sdy_jax.plan.notices import LOG
 from sdy_jax.plan.pinning.choices import choices_of
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.record.files import choices_text
+from sdy_jax.plan.stages import REWRITTEN, PlannedWith, imported, location_of_return
 from sdy_jax.plan.stages import VARIABLE as DUMPS
-from sdy_jax.plan.stages import PlannedWith, imported, location_of_return
 
 # Modules of a program that were made when its source had other lines, with those that it has now.
 
@@ -81,7 +81,7 @@ def _ops(before: ir.Operation, now: ir.Operation) -> Iterator[tuple[ir.Operation
 #
 # What cannot be read is as good as none: the program is planned, and its entry written again.
 
-_KEPT = ("imported", "propagated", "partitioned", "recomputed", "blocked")
+_KEPT = ("imported", "propagated", "partitioned", *REWRITTEN)
 """The stages of an entry; the program that was traced is at hand, but where layouts were stated for it."""
 
 _FACTS = tuple(field.name for field in fields(CachedPlan) if field.name not in ("choices", "made_with"))

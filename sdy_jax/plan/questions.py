@@ -49,7 +49,7 @@ from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.recorded_plan import Printed
 from sdy_jax.plan.record.transfers import transfers_by_kind
-from sdy_jax.plan.stages import PlannedWith
+from sdy_jax.plan.stages import REWRITTEN, PlannedWith
 
 # What a plan is made of: the partitioned program, its collectives and border, and what it was planned with.
 
@@ -180,7 +180,8 @@ class PlanFacts(Printed):
     @api_boundary
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"; and "recomputed" or
-        "blocked", where something is computed again, or part by part, for the sake of memory."""
+        "blocked", where something is computed again, or part by part, for the sake of memory, or "ordered", where
+        dimensions that loops carry merged are in the order in which devices hold their parts."""
         if stage not in self.stages:
             near = did_you_mean(stage, self.stages)
             raise SdyError(f"no stage {stage!r}; {near}the stages are {listed(self.stages)}")
@@ -427,7 +428,7 @@ class Questions(PlanFacts):
     def _layout_reasons(self) -> LayoutReasons:
         assert self.layouts is not None and self.planned_with is not None
         traced = self.program.with_module(self.stages["traced"])
-        planned = next(self.stages[name] for name in ("blocked", "recomputed", "propagated") if name in self.stages)
+        planned = next(self.stages[name] for name in (*REWRITTEN, "propagated") if name in self.stages)
         return LayoutReasons(planned, traced, self.source, self.layouts, self.planned_with)
 
     def _computed_again(self, value: str) -> Iterator[NotHeld]:

@@ -36,6 +36,9 @@ from sdy_jax.shardy.passes.registry import Pass
 # Each plan has a folder of its own there, `step.0`, with `00.traced.mlir`, a file per pass and `NN.partitioned.mlir`.
 # Each file is written when its stage is reached, so a plan that fails leaves those before its failure.
 
+REWRITTEN = ("blocked", "recomputed", "ordered")
+"""The stages of a program that was rewritten before it was partitioned, as its plan is better so; one at most."""
+
 VARIABLE = "SDY_JAX_DUMP_TO"
 
 Dump = Callable[[Pass | str, ir.Operation], None]

@@ -126,6 +126,29 @@ def deep(w, x):
     return jax.grad(value)(w)
 
 
+def layers_of_tokens(x, w):
+    flat = x.reshape(-1, x.shape[-1])
+    return jax.lax.scan(lambda h, up: (h + jnp.tanh(h @ up) @ up.T, None), flat, w)[0].reshape(x.shape)
+
+
+@pytest.mark.parametrize("share", [None, 0.97])
+def test_an_order_of_merged_dimensions_is_that_of_the_file(file, searches, share):
+    given = {"mesh": MESH, "in_shardings": (P("data", "model"), P()), "out_shardings": P("data", "model")}
+    arguments = array(4, 512, 32), array(3, 32, 64)
+    if share is not None:
+        given["memory"] = share * of(layers_of_tokens, **given).plan(*arguments).memory.peak
+    plan = of(layers_of_tokens, **given).plan(*arguments)
+    plan.save(file)
+    searches.clear()
+    given.pop("memory", None)
+    pinned = of(layers_of_tokens, **given, plan=file)
+    found = pinned.plan(*arguments)
+    assert "ordered" in plan.stages or plan.blocked
+    assert found.mlir() == plan.mlir() and not found.diff(plan) and not searches
+    assert found.record(choices=True).choices == sdy.load_plan(file).choices
+    same(pinned(*arguments), jax.jit(layers_of_tokens)(*arguments))
+
+
 REWRITTEN = {
     "in parts": (attention, [array(2048, 16) for _ in range(3)], (P("x"), None, None), 0.25),
     "in parts where another form fits": (deep, [W[0], array(1024, 32)], (None, P("x")), 0.95),

@@ -208,16 +208,17 @@ class PlacedProgram:
 
 # What was chosen where a program was partitioned, from which it can be partitioned again without a search.
 
-RewriteKind = Literal["again", "loops", "parts"]
+RewriteKind = Literal["again", "loops", "order", "parts"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A rewrite of a program for the sake of memory, or of time that memory takes.
+    """A rewrite of a program that is made where its plan is the better one.
 
     Attributes:
-        kind: "again": what is held is computed again; "loops": what loops hold for other loops is; "parts": the largest
-            values are made part by part.
+        kind: "again": what is held is computed again; "loops": what loops hold for other loops is; "order": merged
+            dimensions that loops carry are in the order in which devices hold their parts; "parts": the largest values
+            are made part by part.
         memory_multiplier: seconds per byte that is held, at which ops run again.
         keeps_named: values that the user names are held.
         in_parts: what is computed again is so part by part, of what passes between them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -95,6 +95,11 @@ class _Region:
         """Of what need not be laid out anew."""
         merged = [op.results[0].bytes for op in self.merges]
         return sum(merged) + sum(op.operands[0].bytes for op in self.divides)
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether a loop carries such a dimension from trip to trip."""
+        return any(value.owning_op.name == _LOOP for value, _ in self.dims)
 
     @property
     def bytes_put_in_order(self) -> float:
@@ -427,12 +432,14 @@ _MOST = 8
 with fewer, some of them stay as they are written; each time reads the program anew."""
 
 
-def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf) -> Graph:
-    """Puts merged dimensions in the order in which devices hold their parts, where hardly anyone could see that.
-    Returns the graph of the module; what was replaced has no users in it."""
+def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf, carried: bool = False) -> Graph:
+    """Puts merged dimensions in the order in which devices hold their parts, where hardly anyone could see that: those
+    that no loop carries, or those too. What one carries may be laid out anew once for all trips, in a layout that it
+    has not in that order. Returns the graph of the module; what was replaced has no users in it."""
     for _ in range(_MOST):
         layouts = ValueLayouts(mesh_name, mesh, value_shardings(graph))
-        regions = _apart(_regions(dict.fromkeys(blocks_of(graph.main)), layouts, rule_of))
+        found = _regions(graph, layouts, rule_of)
+        regions = _apart(region for region in found if carried or not region.is_carried)
         if not regions:
             break
         for region in regions:
@@ -441,8 +448,14 @@ def order_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf)
     return graph
 
 
-def _regions(blocks: Collection[Block], layouts: ValueLayouts, rule_of: RuleOf) -> Iterator[_Region]:
-    seen = set[tuple[_Dim, _Split]]()
+def carries_merged_dims(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf) -> bool:
+    """Whether loops carry merged dimensions that could be in that order."""
+    layouts = ValueLayouts(mesh_name, mesh, value_shardings(graph))
+    return any(region.is_carried for region in _regions(graph, layouts, rule_of))
+
+
+def _regions(graph: Graph, layouts: ValueLayouts, rule_of: RuleOf) -> Iterator[_Region]:
+    blocks, seen = dict.fromkeys(blocks_of(graph.main)), set[tuple[_Dim, _Split]]()
     for op in (op for block in blocks for op in block.ops):
         for many, few in _sides(op):
             for group in _merged(many.shape or (), few.shape or ()):

@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.new_ops import any_number
-from sdy_jax.ir.operations import COMPUTATIONS, replace_by_body
+from sdy_jax.ir.operations import COMPUTATIONS, copied, replace_by_body
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.elementwise import known_scalar
 from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding, origin_of
@@ -19,7 +19,7 @@ from sdy_jax.lowering.planner.rewrites.loop_rewrites import (
     sink_into_loops,
     use_invariants_from_outside,
 )
-from sdy_jax.lowering.planner.rewrites.merged_dims import order_merged_dims
+from sdy_jax.lowering.planner.rewrites.merged_dims import carries_merged_dims, order_merged_dims
 from sdy_jax.lowering.planner.rewrites.piece_joins import join_pieces
 from sdy_jax.lowering.planner.rewrites.region_borders import round_outside, sum_outside
 from sdy_jax.lowering.planner.setting import Setting
@@ -306,6 +306,16 @@ def prepared(module: ir.Operation, setting: Setting) -> Graph:
         return graph
     graph = _changed(lambda graph: sum_outside(graph, mesh_name, graph.meshes[mesh_name]), round_outside(graph))
     return _changed(lambda graph: order_merged_dims(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
+
+
+def in_order(graph: Graph, setting: Setting) -> Graph | None:
+    """A copy of a prepared program in which the merged dimensions that loops carry are in order, too; None where there
+    are none."""
+    mesh_name, rule_of = setting.mesh_name, setting.rules.without_overrides().rule_of
+    if not carries_merged_dims(graph, mesh_name, graph.meshes[mesh_name], rule_of):
+        return None
+    copy = Graph(copied(graph.module))
+    return erase_dead_code(order_merged_dims(copy, mesh_name, copy.meshes[mesh_name], rule_of, carried=True))
 
 
 def _changed(change: Callable[[Graph], Graph], graph: Graph) -> Graph:

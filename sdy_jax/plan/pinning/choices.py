@@ -34,7 +34,7 @@ from sdy_jax.plan.record.recorded_plan import (
     RecordedLayoutPlan,
     RecordedRewrite,
 )
-from sdy_jax.plan.stages import input_names, to_partition
+from sdy_jax.plan.stages import REWRITTEN, input_names, to_partition
 
 # Layouts as plain data and back.
 
@@ -162,7 +162,8 @@ def choices_of(plan: Answers, named: bool = True) -> RecordedChoices | None:
     if given is None or choices is None:
         return None
     first = _prepared(plan)
-    last = first if (stage := plan.stages.get("blocked", plan.stages.get("recomputed"))) is None else Graph(stage)
+    stage = next((plan.stages[name] for name in REWRITTEN if name in plan.stages), None)
+    last = first if stage is None else Graph(stage)
     names = tuple(recorded_op_names(last, plan.name, plan.program)) if named else ()
     if isinstance(choices, str):
         return replace(choices_from_text(choices), names=names)

@@ -76,6 +76,35 @@ def test_losses_and_layers_of_flattened_tokens_send_sums_alone() -> None:
     check(jax.value_and_grad(loss), args, shardings, P(), layouts="global", kinds=sums)
 
 
+def layers_of_tokens(x: Any, weights: Any) -> Any:
+    """A loop carries the tokens in one dimension."""
+    flat = x.reshape(-1, x.shape[-1])
+    return jax.lax.scan(lambda h, w: (h + jax.nn.gelu(h @ w) @ w.T, None), flat, weights)[0].reshape(x.shape)
+
+
+def steps_of_a_vector(x: Any, w: Any) -> Any:
+    """A solver's loop carries its state as a vector, and asks for what it is of."""
+
+    def step(v: Any, _: Any) -> Any:
+        return v + 0.1 * jnp.tanh(v.reshape(x.shape) @ w).ravel(), None
+
+    return jax.lax.scan(step, x.ravel(), None, length=20)[0].reshape(x.shape)
+
+
+def test_what_loops_carry_is_in_the_order_of_devices_where_that_is_better() -> None:
+    args, split = (ACTIVATIONS, drawn(3, 8, 16)), P("x", "y")
+    plan = check(layers_of_tokens, args, (split, P()), split, layouts="global", kinds="")
+    assert "stablehlo.transpose" in plan.mlir("ordered")
+
+
+@pytest.mark.parametrize("split", [P("x", "y"), P(None, "y"), P(None, ("x", "y"))])
+def test_what_loops_carry_is_laid_out_anew_before_them_where_that_is_better(split: P) -> None:
+    """Trip by trip the sums of products would be sent, or what they are of."""
+    x, w = drawn(256, 64), drawn(64, 64) / 8
+    plan = check(steps_of_a_vector, (x, w), (split, P("y", "x")), split, layouts="global", wire_bytes=35000)
+    assert all(one.times == 1 for one in plan.collectives)
+
+
 def order_is_seen(x: Any) -> Any:
     return jnp.cumsum(x.reshape(-1, x.shape[-1]), 0)
 
