@@ -251,7 +251,7 @@ def smooth_results(results: Sequence[Any]) -> tuple[int, ...]:
 
 def _tangent_type(x: Any) -> jax.ShapeDtypeStruct:
     type_ = jax.typeof(x).to_tangent_aval()
-    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, sharding=sharding_in(type_))
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type, sharding=sharding_in(type_))
 
 
 def of_cotangent(sharding: TensorSharding) -> TensorSharding:

@@ -15,6 +15,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.annotate import primitives
+from sdy_jax.annotate.jaxprs import all_equations
 from sdy_jax.base.errors import UnsupportedError
 from sdy_jax.base.jax_calls import mapped_results
 from sdy_jax.base.jax_lowering import (
@@ -114,7 +115,7 @@ def _batched(
     plain = jax.make_jaxpr(planned.plain)(*region.in_avals[own:])
     are_mapped = mapped_results(plain, axis_data, dims[own:])
     outs = [0 if is_mapped else None for is_mapped in are_mapped]
-    if _is_planned_mapped(region, planned) and not taken:
+    if _has_own_rules(plain) or (_is_planned_mapped(region, planned) and not taken):
         return _planned_mapped(axis_data, values, dims, outs, planned), outs
     if planned.along & taken:
         values, dims, region = _apart_from(taken, values, dims, region, planned)
@@ -143,6 +144,12 @@ def _mapped_region(
 def _is_planned_mapped(region: primitives.Region, planned: PlannedProgram) -> bool:
     """Whether jax cannot map the program itself: a branch in which one device calls the host, and terms of sums."""
     return not region.effects <= {debug_effect} or any(sharding.unreduced_axes for sharding in planned.outputs)
+
+
+def _has_own_rules(plain: Any) -> bool:
+    """Whether a function says itself how parts of it are mapped, by `jax.custom_batching`: the ops of a program do not
+    say so any more."""
+    return any(equation.primitive.name == "custom_vmap_call" for equation in all_equations(plain))
 
 
 def _planned_mapped(
@@ -254,9 +261,23 @@ def _lower(
             "checkify.checkify(f)(...), or inside, sdy_jax.partition(checkify.checkify(f), ...), which both return the "
             "error and the result"
         )
+    own = len(xs) - len(planned.inputs)
+    if (plain := _of_numbers(ctx, own, planned)) is not None:
+        return lowered_with_constants(ctx, ctx.module_context, plain, xs[own:])
     # Its ops were traced with 64 bits, in which some count, whatever is enabled outside.
     with jax.enable_x64(True), in_the_scope_around(ctx):
         return lowered_in_place(ctx, ctx.module_context, region.jaxpr, xs)
+
+
+def _of_numbers(ctx: mlir.LoweringRuleContext, own: int, planned: PlannedProgram) -> Any:
+    """The function, where it computes on single numbers alone, so that there is nothing to split: it may be a reducer,
+    in whose region no program over devices may stand. None else."""
+    if any(type_.shape for type_ in (*ctx.avals_in, *ctx.avals_out)):
+        return None
+    plain = jax.make_jaxpr(planned.plain)(*ctx.avals_in[own:])
+    found = list(all_equations(plain))
+    calls_host = plain.effects or any("callback" in each.primitive.name for each in found)
+    return None if calls_host or any(x.aval.shape for each in found for x in each.outvars) else plain
 
 
 program_p = Primitive("sdy_program")

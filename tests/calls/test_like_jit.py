@@ -765,6 +765,59 @@ def a_custom_derivative(jit, x):
     return jax.grad(lambda x: jit(f)(x).sum())(x)
 
 
+def mapped_by_its_own_rule():
+    @jax.custom_batching.custom_vmap
+    def f(x):
+        return x * 2
+
+    @f.def_vmap
+    def _(size, batched, x):
+        return x * 100, True
+
+    return f
+
+
+@row
+def a_custom_rule_of_mapping(jit, x):
+    f = mapped_by_its_own_rule()
+    return jax.vmap(jit(f))(x), jit(jax.vmap(f))(x), jit(f)(x), jax.vmap(jax.vmap(jit(f)))(x)
+
+
+@row
+def a_custom_rule_of_mapping_inside_of_others(jit, x):
+    f = mapped_by_its_own_rule()
+    inside = [
+        lambda x: jnp.sin(x) + f(x),
+        lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+        lambda x: jax.lax.cond(x.sum() > 0, f, jnp.cos, x),
+        jax.checkpoint(f),
+        jax.jit(f),
+        lambda x: jax.jvp(f, (x,), (x,))[1],
+    ]
+    found = [jax.vmap(jit(each))(x) for each in inside]
+    return found, jax.vmap(lambda x: jax.jvp(jit(f), (x,), (x,)))(x), jax.jit(jax.vmap(jit(f)))(x)
+
+
+@row
+def gradients_of_weak_types_are_weak(jit, x):
+    f = jit(lambda x, s: (x * s["a"]).sum())
+    x = x.astype(jnp.bfloat16)
+    found = jax.grad(f, argnums=1)(x, {"a": 2.0})["a"], jax.vjp(f, x, {"a": 2.0})[1](jnp.bfloat16(1))[1]["a"]
+    return [(x * g).dtype for g in found], jax.jvp(lambda s: f(x, s), ({"a": 2.0},), ({"a": 1.0},))[1]
+
+
+@row
+def a_reducer(jit, x):
+    @jit
+    def longer(a, b):
+        return jnp.sqrt(a * a + b * b)
+
+    def of_rows(x):
+        return jax.lax.reduce(x, np.float32(0), longer, (1,))
+
+    return of_rows(x), jit(of_rows)(x), jax.jit(of_rows)(x)
+
+
 def outcome(name: str, jit: Callable[..., Any], mesh: jax.sharding.Mesh) -> Any:
     """What a row returns, or the error that it raises."""
     x = jax.device_put(np.linspace(0.1, 1, 64, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, P("data")))
