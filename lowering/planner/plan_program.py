@@ -192,6 +192,11 @@ longer to say that nothing fits."""
 _SMALLER = 6
 """Smaller limits that are tried. Guessed, a guard of planning time: each is a search."""
 
+_NO_LESS = 2
+"""Smaller limits in a row that may find nothing that holds less than what was found. Measured (2026-11, gradients of
+`cumsum` and its like, and of conjugate gradients, of less than 6 KiB): after two no further one does, and each takes as
+long as a plan's search; with 1, a limit that the next but one would meet is refused."""
+
 _LEAST = 1 / 64
 """The share of what a device may hold that they may take at least: in more parts, other values are in the way.
 Guessed: with less, there are loops of many short trips."""
@@ -260,9 +265,11 @@ def _below(written: ProgramForm, program: ProgramForm, named: Collection[Mark]) 
     Raises:
         MemoryLimitError: there is none.
     """
-    limit, least = written.search.setting.limit, program.least.peak
+    limit, least, idle = written.search.setting.limit, program.least.peak, 0
     first = math.floor(math.log(limit, _FINER))
     for power in range(first, first - _SMALLER, -1):
+        if idle == _NO_LESS:
+            break
         try:
             smaller = written.search.within(_FINER**power)
             program = _best(replace(written, search=smaller, incumbent=math.inf), named)
@@ -271,6 +278,7 @@ def _below(written: ProgramForm, program: ProgramForm, named: Collection[Mark]) 
         fitting = [trial for trial in program.found if trial.peak.total <= limit and not trial.is_forgotten]
         if fitting:
             return program, fitting
+        idle = 0 if program.least.peak.total < least.total else idle + 1
         least = min(least, program.least.peak, key=lambda peak: peak.total)
     raise too_large(least, limit)
 
