@@ -151,6 +151,10 @@ _TOLERATED = 0.25
 89 collectives for 48, experts by capacity send 1.13 of the bytes, and planning takes 3.5 and 5 times as long, as most
 plans are searched at rising multipliers of memory; these hold 1.13 and 1.09 of it then, four others as much."""
 
+_NEGLIGIBLE = 65536.0
+"""The bytes that a plan may hold there anyway. Measured (2026-11, eight CPU devices along three axes): the gradient of
+`expm` of 8 x 8 holds 10 KiB; to look for what holds less takes 8 of 10 CPU s."""
+
 _MEMORY_WORTH = 0.04
 """The share of a program's cost that it is worth to hold nothing instead of all that a device has. Measured (2026-11,
 `scripts/bench_models`, 8B model, 256 chips of v5e): weights that are gathered once before a loop of 32 layers, instead
@@ -257,7 +261,7 @@ class LayoutSearch:
         """The bytes that a device may hold."""
         if self.setting.available:
             return self.setting.limit
-        return (1 + _TOLERATED) * self.baseline.peak.total
+        return max((1 + _TOLERATED) * self.baseline.peak.total, _NEGLIGIBLE)
 
     def saved(self, trial: PartitionedProgram) -> float:
         """What a trial saves of what the baseline costs beside what is hidden, and holds."""
