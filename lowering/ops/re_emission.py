@@ -23,7 +23,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 from jax.extend.source_info_util import NameStack, current_name_stack
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.base.errors import InternalError, UnsupportedError
 from sdy_jax.base.jax_calls import jit
@@ -121,7 +121,8 @@ def re_emit(
     text = _module_text(op, operand_types, result_types, attributes or {})
     label = call_stack(op.mlir.location).primitive or op.name
     does = op.name == "stablehlo.custom_call" and op.flag("has_side_effect")
-    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text, label=label, does=does)
+    unread = tuple([i for i, value in enumerate(op.results) if not value.uses])
+    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text, label=label, does=does, unread=unread)
 
 
 def _aval(value: Value, shape: Sequence[int]) -> Any:
@@ -258,6 +259,26 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], **parameters: An
 
 
 batching.primitive_batchers[stablehlo_op_p] = _batch
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, name: str, avals: tuple, unread: Sequence[int] = (), **more: Any
+) -> tuple[list[jax.Array], list[ad.Zero]]:
+    """Integers do not move with what they are computed of, as the positions of largest elements.
+
+    Raises:
+        UnsupportedError: the op has results that do, and somebody reads them: only its text is known.
+    """
+    if any(i not in unread and jnp.issubdtype(aval.dtype, jnp.inexact) for i, aval in enumerate(avals)):
+        raise UnsupportedError(
+            f"{name} of a program from text has no derivative here; to fix: write the program with its derivative, by "
+            "jax.export and serialize(vjp_order=1)"
+        )
+    results: list[jax.Array] = stablehlo_op_p.bind(*primals, name=name, avals=avals, unread=unread, **more)
+    return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
+
+
+ad.primitive_jvps[stablehlo_op_p] = _jvp
 
 
 # How a planned step is written: as the attributes of its sdy op, and as the name that profilers show.

@@ -129,9 +129,14 @@ def is_run_for_its_ops() -> bool:
 # * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
 
 
-def with_module(exported: export.Exported, module: bytes) -> export.Exported:
+def with_module(exported: export.Exported, module: bytes, of_derivative: Callable[[bytes], bytes]) -> export.Exported:
     """An exported function with another module, which may be called on any number of devices, and leaves the shardings
-    of its arguments and results to the caller."""
+    of its arguments and results to the caller. So may its derivatives; `of_derivative` gives the modules of these."""
+
+    def derivative(_: export.Exported) -> export.Exported:
+        own = exported.vjp()
+        return with_module(own, of_derivative(own.mlir_module_serialized), of_derivative)
+
     ins, outs = (None,) * len(exported.in_avals), (None,) * len(exported.out_avals)
     return dataclasses.replace(
         exported,
@@ -141,6 +146,7 @@ def with_module(exported: export.Exported, module: bytes) -> export.Exported:
         out_shardings_hlo=outs,
         _in_named_shardings=ins,
         _out_named_shardings=outs,
+        _get_vjp=derivative if exported.has_vjp() else None,
     )
 
 

@@ -23,6 +23,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.base.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.base.jax_calls import jit, with_module
 from sdy_jax.base.jax_tracing import refined
+from sdy_jax.calls.load import binary_module, drop_annotations
 from sdy_jax.ir.jax_shardings import AnyMesh, array_text, mesh_from_jax
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import (
@@ -42,7 +43,9 @@ from sdy_jax.ir.stored_shardings import (
     mesh_of,
     set_entries,
     set_function_shardings,
+    used_meshes,
 )
+from sdy_jax.ir.text.modules import new_context
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.mesh_dialects.local_program import is_local
 from sdy_jax.mesh_dialects.mesh_annotations import annotated_mesh, import_annotations
@@ -154,7 +157,21 @@ def _reason(error: ValueError) -> str:
 def caller_of(program: Program, module: ir.Operation) -> Any:
     if program.exported is None:
         return _merged(program, module)
-    return with_module(program.exported, _bytecode(module)).call
+    return with_module(program.exported, _bytecode(module), functools.partial(_of_derivative, program)).call
+
+
+def _of_derivative(program: Program, data: bytes) -> bytes:
+    """The module of a derivative that comes with a program: as the program's, it leaves the shardings of its arguments
+    and results to the caller, and has none where the program has none."""
+    module = copied(binary_module(data, new_context(), program.name))
+    with module.context, ir.Location.unknown(module.context):
+        if not used_meshes(program.module):
+            drop_annotations(module)
+        settle_written_collectives(module)
+        main = main_function(module)
+        for side in SIDES:
+            set_function_shardings(main, side, dict.fromkeys(range(len(function_shardings(main, side)))))
+    return _bytecode(module)
 
 
 def _merged(program: Program, module: ir.Operation) -> Any:

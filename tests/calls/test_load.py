@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -334,6 +335,43 @@ def test_an_exported_derivative_is_used(mesh):
     program = sdy.load(bytes(exported(lambda x: jnp.sin(x).sum(), like(normal(8))).serialize(vjp_order=1)))
     x = normal(8)
     np.testing.assert_allclose(jax.grad(sdy.partition(program, mesh=mesh, in_shardings=P("data")))(x), np.cos(x), 1e-5)
+
+
+@pytest.mark.parametrize("shardings", [True, False])
+def test_derivatives_of_a_file_for_several_devices(mesh, shardings):
+    def loss(x, w):
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    x, w = normal(8, 16), normal(16, 8)
+    specs = [NamedSharding(mesh, spec) for spec in (P("data"), P(None, "model"))]
+    data = export.export(jax.jit(loss, in_shardings=specs))(x, w).serialize(vjp_order=2)
+    given = {"mesh": mesh, "in_shardings": (P("data"), P(None, "model"))}
+    if not shardings:
+        four = jax.make_mesh((4,), ("d",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Auto,))
+        given = {"mesh": four, "in_shardings": (P("d"), P())}
+    f = sdy.partition(sdy.load(bytes(data), shardings=shardings), **given)
+    for ours, theirs in ((f, loss), (lambda x, w: jax.grad(f)(x, w).sum(), lambda x, w: jax.grad(loss)(x, w).sum())):
+        found, wanted = (jax.grad(each, argnums=(0, 1))(x, w) for each in (ours, theirs))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, wanted)
+
+
+def test_positions_in_programs_from_text_do_not_move(mesh):
+    """The largest element comes with its position, and only that is read."""
+
+    def picked(x):
+        return x * (jnp.argmax(x, 1)[:, None] == jnp.arange(8))
+
+    x = normal(8, 8)
+    f = sdy.partition(sdy.loads(jax.jit(picked).lower(x).as_text()), mesh=mesh, in_shardings=P("data"))
+    for push in (lambda f: jax.grad(lambda x: (f(x) ** 2).sum())(x), lambda f: jax.jvp(f, (x,), (x,))[1]):
+        np.testing.assert_allclose(push(f), push(picked), rtol=1e-5)
+
+
+def test_an_op_of_text_that_has_no_derivative_is_named(mesh):
+    text = jax.jit(jax.lax.lgamma).lower(normal(8)).as_text()
+    f = sdy.partition(sdy.loads(text), mesh=mesh, in_shardings=P("data"), on_unknown="ignore")
+    with pytest.raises(sdy.UnsupportedError, match=r"chlo\.lgamma of a program from text has no derivative"):
+        jax.grad(lambda x: f(x).sum())(normal(8))
 
 
 def test_exported_derivatives_of_second_order_are_read(mesh):

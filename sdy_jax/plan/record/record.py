@@ -14,7 +14,7 @@ from sdy_jax.base.errors import SdyError
 from sdy_jax.base.extensions import Extension
 from sdy_jax.ir.collectives import KINDS
 from sdy_jax.ir.jax_shardings import bytes_text, count_text
-from sdy_jax.plan.record.comparison import diff
+from sdy_jax.plan.record.comparison import check_plan, diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.recorded_plan import RecordedPlan
@@ -155,14 +155,15 @@ class PlanRecord(RecordedPlan):
     def __str__(self) -> str:
         return PAGE_OF.function(self)
 
-    def to_html(self, path: str | os.PathLike[str], against: PlanRecord | None = None) -> None:
-        """Writes the plan as a page, as `Plan.to_html` does; of a plan that was read from a file, without the steps of
-        propagation.
+    def to_html(self, path: str | os.PathLike[str], against: Any = None) -> None:
+        """Writes the plan as a page, as `Plan.to_html` does, `against` another one or a record; of a plan that was read
+        from a file, without the steps of propagation.
 
         Raises:
             SdyError: the file cannot be written.
         """
-        WRITE_PAGE.function(self, path, against)
+        check_plan(against)
+        WRITE_PAGE.function(self, path, None if against is None else against.record())
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes one step as a trace for Perfetto, as `Plan.to_trace` does.

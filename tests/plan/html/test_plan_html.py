@@ -124,6 +124,16 @@ def test_a_plan_from_a_file_has_a_page_and_steps_if_they_were_saved(paged: sdy.P
     assert sdy.load_plan(tmp_path / "plan.json") == paged.record(steps=True)
 
 
+def test_a_plan_from_a_file_is_compared_with_a_plan(paged: sdy.Plan, paged_before: sdy.Plan, tmp_path: Path) -> None:
+    paged.save(tmp_path / "plan.json")
+    read = sdy.load_plan(tmp_path / "plan.json")
+    for name, other in (("plan", paged_before), ("record", paged_before.record())):
+        read.to_html(tmp_path / f"{name}.html", against=other)
+    assert (tmp_path / "plan.html").read_bytes() == (tmp_path / "record.html").read_bytes()
+    with pytest.raises(SdyError, match="a str was given to compare with"):
+        read.to_html(tmp_path / "no.html", against="old.json")
+
+
 def test_a_comparison_says_what_differs(paged: sdy.Plan, paged_before: sdy.Plan, pages: Path) -> None:
     found, said = paged.diff(paged_before), data_of((pages / "compared.html").read_text(encoding="utf-8"))
     differences = said["differences"]
