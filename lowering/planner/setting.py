@@ -154,6 +154,11 @@ class Setting:
         """As `limit`."""
         return limit(self.policy, self.target)
 
+    @property
+    def unstated_limit(self) -> float:
+        """The limit if none were stated; 0 where none is, or none would be known."""
+        return 0.0 if self.policy.memory is None else _USABLE * self.target.memory
+
 
 def available(policy: Policy, target: Target) -> float:
     """The bytes that a device has for the program: those that the user states, else its own; 0 where neither is

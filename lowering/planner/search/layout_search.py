@@ -32,7 +32,7 @@ from sdy_jax.lowering.planner.search.memory_search import (
     too_large,
 )
 from sdy_jax.lowering.planner.search.partitioned_program import PartitionedProgram, plan_of
-from sdy_jax.lowering.planner.setting import Policy, Setting, limit
+from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.planner.solve.improvement import Improver
 
 # Choices that are kept while all others are made: the nodes that they speak of have no other candidate.
@@ -272,9 +272,9 @@ class LayoutSearch:
     @cached_property
     def budget(self) -> MemoryBudget:
         """What the program may hold, and send."""
-        setting, by_time = self.setting, self.costs.unit == "seconds"
-        usual = limit(Policy(), setting.target) if self.policy.memory is not None and setting.target.memory else 0.0
-        return MemoryBudget(self.limit, setting.target.memory, _MEMORY_WORTH, by_time, self._incumbent, usual)
+        memory, by_time = self.setting.target.memory, self.costs.unit == "seconds"
+        usual = self.setting.unstated_limit
+        return MemoryBudget(self.limit, memory, _MEMORY_WORTH, by_time, self._incumbent, usual)
 
     @property
     def can_be_planned(self) -> bool:

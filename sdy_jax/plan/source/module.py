@@ -364,13 +364,12 @@ class _Writing:
         yield f"def {self.name}({signature.text}):"
         yield from self._run(on_device)
         given = ", ".join(self._given(signature))
-        wide = self.sources.is_wide
-        indent = INDENT * 2 if wide else INDENT
         names = [f"result_{i}" if len(self.results) > 1 else "result" for i in self.traced.made]
-        if wide:
-            yield f"{INDENT}with jax.enable_x64(True):  # some ops count in 64 bits"
         if names:
-            yield f"{indent}{tuple_text(names) if len(names) == 1 else ', '.join(names)} = run({given})"
+            wide = ", jax.enable_x64(True)" if self.sources.is_wide else ""  # some ops count in 64 bits
+            mesh = "jax.sharding.use_abstract_mesh(MESH.abstract_mesh)"
+            yield f"{INDENT}with {mesh}{wide}:  # whichever one is set outside"
+            yield f"{INDENT * 2}{tuple_text(names) if len(names) == 1 else ', '.join(names)} = run({given})"
         made = dict(zip(self.traced.made, names, strict=True))
         leaves = [self._result(i, made) for i in range(len(self.results))]
         yield f"{INDENT}return {result_text(self.program.out_tree, leaves, signature.trees)}"

@@ -22,7 +22,7 @@ import random_functions as random_programs
 import random_texts as random_numbers
 import train_lm
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from optax import EmaState
 from python_modules import Modules, assert_alike
@@ -211,6 +211,22 @@ def test_a_module_alone_gives_the_same_numbers(name, found, mesh):
     alone = sdy.partition(fun, mesh=mesh) if name == "manual" else jax.jit(lambda *xs: fun(*xs))
     wanted = alone(*args)
     assert_alike(found[name], wanted, 2e-2 if name == "in_few_bits" else 1e-4)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("name", ["mlp", "relaid"])
+def test_a_module_runs_whichever_mesh_is_set(name, kind, mesh, tmp_path):
+    def relaid(x):
+        return lax.with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P(None, ("data", "model"))))
+
+    cases = {"mlp": (mlp, MLP_SPECS, (X, WEIGHTS)), "relaid": (relaid, P("data", "model"), (X,))}
+    fun, specs, args = cases[name]
+    text = sdy.partition(fun, mesh=mesh, in_shardings=specs).plan(*args).to_python(tmp_path / "alone.py")
+    assert name == "mlp" or "model.1." in text  # its mesh is of parts of axes
+    module = runpy.run_path(str(tmp_path / "alone.py"))
+    with jax.set_mesh(jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)):
+        found = module[name](*args)
+    assert_alike(found, fun(*args))
 
 
 @needs_ruff
