@@ -258,11 +258,8 @@ def check_devices(path: str, x: Any, mesh: AnyMesh) -> None:
         ShardingError: it is on other devices than the mesh's, or on the same in another order; `path` names it.
     """
     if (problem := _elsewhere(x, mesh)) is not None:
-        copied = (
-            "or state P() for it in in_shardings, so that each call copies it there, "
-            if is_whole_elsewhere(x, mesh)
-            else ""
-        )
+        by_calls = "or state P() for it in in_shardings, so that each call copies it there, "
+        copied = by_calls if x.sharding.is_fully_replicated else ""
         raise ShardingError(
             f"`{path}` {problem}; to fix: move it first, by jax.device_put(x, NamedSharding(mesh, ...)) with the mesh "
             f"{mesh_from_jax(mesh)} of the function, {copied}or partition on the array's mesh"

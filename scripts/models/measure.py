@@ -255,11 +255,9 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
 
 
 def _planned(row: Row, how: set[str]) -> Side:
-    mesh, costs = row.described()
-    layout = Layout(mesh, row.rules, "constrained" in how)
-    program = row.make(row.model, layout)
-    side = Side(model=program.flops / (mesh.size * _peak(row.chips[0].split(":")[1])))
-    function = program.partitioned(layout, automatic="auto" in how, costs=costs, on_unknown="ignore")
+    program, function = row.on_shapes("constrained" in how, "auto" in how)
+    devices = math.prod(row.axes.values())
+    side = Side(model=program.flops / (devices * _peak(row.chips[0].split(":")[1])))
     try:
         _plan(function, program, side)
     except sdy.SdyError as error:

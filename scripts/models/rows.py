@@ -161,6 +161,15 @@ class Row:
         slow = {next(iter(self.axes)): NETWORK} if joined else {}
         return mesh, sdy.CostModel.of_machine(machine, mesh, slow)
 
+    def on_shapes(
+        self, constrained: bool, automatic: bool = False, **options: Any
+    ) -> tuple[Program, sdy.PartitionedFunction[..., Any]]:
+        """The row's program on shapes alone, and partitioned as `described`; `options`: further ones of `partition`."""
+        mesh, costs = self.described()
+        layout = Layout(mesh, self.rules, constrained)
+        program = self.make(self.model, layout)
+        return program, program.partitioned(layout, automatic, costs=costs, on_unknown="ignore", **options)
+
 
 def _row(name: str, model: Any, make: Make, place: Place, by_kernels: bool = False, jits: Row | None = None) -> Row:
     """A program at a place, which is in the row's name."""

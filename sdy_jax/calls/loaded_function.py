@@ -56,7 +56,7 @@ from sdy_jax.runtime.evaluation import apart
 from sdy_jax.runtime.meshes import checked_mesh
 from sdy_jax.shardy.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.shardy.passes.explicit_reshards import settle_written_collectives
-from sdy_jax.shardy.passes.meshes import renumber_devices
+from sdy_jax.shardy.passes.meshes import drop_border, renumber_devices
 
 # Sizes that a program in text leaves open (`tensor<?x16xf32>`), resolved by the arguments of a call.
 
@@ -168,9 +168,7 @@ def _of_derivative(program: Program, data: bytes) -> bytes:
         if not used_meshes(program.module):
             drop_annotations(module)
         settle_written_collectives(module)
-        main = main_function(module)
-        for side in SIDES:
-            set_function_shardings(main, side, dict.fromkeys(range(len(function_shardings(main, side)))))
+        drop_border(main_function(module))
     return _bytecode(module)
 
 

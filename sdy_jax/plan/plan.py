@@ -20,7 +20,7 @@ from sdy_jax.plan.digests import fingerprint_of
 from sdy_jax.plan.page.page import page_of
 from sdy_jax.plan.pinning.choices import choices_of
 from sdy_jax.plan.questions import Answers
-from sdy_jax.plan.record.comparison import check_plan, diff
+from sdy_jax.plan.record.comparison import diff
 from sdy_jax.plan.record.differences import PlanDiff
 from sdy_jax.plan.record.files import refused, save_plan
 from sdy_jax.plan.record.program import RecordedPropagation
@@ -206,7 +206,6 @@ class Plan(Answers):
         Example:
             step.plan(state, batch).to_html("step.html", against=sdy.load_plan("main.plan.json"))
         """
-        check_plan(against)
         self.record(steps=True).to_html(path, against.record(steps=True) if isinstance(against, Plan) else against)
 
     @api_boundary

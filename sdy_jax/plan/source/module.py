@@ -366,9 +366,10 @@ class _Writing:
         given = ", ".join(self._given(signature))
         names = [f"result_{i}" if len(self.results) > 1 else "result" for i in self.traced.made]
         if names:
-            wide = ", jax.enable_x64(True)" if self.sources.is_wide else ""  # some ops count in 64 bits
-            mesh = "jax.sharding.use_abstract_mesh(MESH.abstract_mesh)"
-            yield f"{INDENT}with {mesh}{wide}:  # whichever one is set outside"
+            around, why = "jax.sharding.use_abstract_mesh(MESH.abstract_mesh)", "whichever one is set outside"
+            if self.sources.is_wide:
+                around, why = f"{around}, jax.enable_x64(True)", "some ops count in 64 bits"
+            yield f"{INDENT}with {around}:  # {why}"
             yield f"{INDENT * 2}{tuple_text(names) if len(names) == 1 else ', '.join(names)} = run({given})"
         made = dict(zip(self.traced.made, names, strict=True))
         leaves = [self._result(i, made) for i in range(len(self.results))]

@@ -122,14 +122,15 @@ def drop_shardings_and_meshes(module: ir.Operation) -> None:
             )
     for op in pre_order(module):
         if op.name == "func.func":
-            _drop_from_function(op)
+            drop_border(op)
         elif "sdy.sharding" in op.attributes:
             del op.attributes["sdy.sharding"]
     for op in top_level(module, "sdy.mesh"):
         op.erase()
 
 
-def _drop_from_function(function: ir.Operation) -> None:
+def drop_border(function: ir.Operation) -> None:
+    """Removes the shardings of a function's arguments and results."""
     for name in ("arg_attrs", "res_attrs"):
         set_function_shardings(function, name, dict.fromkeys(range(len(function_shardings(function, name)))))
 
