@@ -69,7 +69,7 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
         return _finished(module, form, form.search.fitting(form.found))
     placed = ProgramPlacement(graph, setting).run()
     program = PartitionedProgram(placed, setting)
-    placed.report.hidden = hidden_by_work(placed, placed.inserted, setting).time
+    placed.report.hidden = hidden_by_work(placed, setting)
     return Partitioned(_combined(module, program, placed.inserted, lambda: program.peak), ProgramChoices())
 
 

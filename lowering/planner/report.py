@@ -79,7 +79,7 @@ class CollectiveRecord:
     """Whether it makes a copy of a value again, so that the one before need not be held until then."""
     hidden: float = 0.0
     """The time that is saved, by the cost model, because it runs as a ring with the product that takes or makes what it
-    moves (by permutes then, which are as many bytes), or one trip of a loop ahead."""
+    moves (by permutes then, which are as many bytes)."""
     is_ahead: bool = False
     """Whether it runs one trip ahead of its loop."""
     bucket: int | None = None

@@ -79,7 +79,7 @@ class PlanFacts(Printed):
         work_cost: the time of one device's own work, by the cost model.
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
         blocked: the values that are made part by part, so that no device holds all of its own.
-        hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
+        hidden_by_work: the time of collectives that is hidden but for rings, by the cost model.
         op_times: what the ops of the partitioned program take, and which of them send.
         counted_peak: `memory.peak` where planning counted it; else 0.
         choices: what was searched for, from which the plan is made again without; as text where it was found in the

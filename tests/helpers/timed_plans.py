@@ -170,6 +170,20 @@ def a_trip_ahead() -> sdy.Plan:
     return planned(costs=costs, memory=1.2 * planned(costs=sdy.CostModel()).memory.peak)
 
 
+def ahead_of_others() -> sdy.Plan:
+    """Loops that gather one weight of two a trip ahead, the other one and what is scattered beside the same products,
+    none of which waits for less than its products take."""
+    mesh, split = mesh_of(x=8), {"up": P(None, "x"), "down": P(None, None, "x")}
+    costs, wide = sdy.CostModel.of_machine("h100", mesh, {"x": NETWORK}), 2 * WIDTH
+    arguments = {"up": shape(12, wide, 4 * wide), "down": shape(12, 4 * wide, wide)}, shape(16 * ROWS, wide)
+
+    def planned(**options: Any) -> sdy.Plan:
+        given: dict[str, Any] = {"in_shardings": (split, P("x")), "out_shardings": split, "costs": costs}
+        return sdy.partition(trained(scanned), mesh=mesh, **given, **options).plan(*arguments)
+
+    return planned(memory=0.75 * planned().memory.peak)
+
+
 def in_branches() -> sdy.Plan:
     """A conditional of which only one branch sends."""
 
@@ -238,6 +252,7 @@ TIMED: dict[str, Callable[[], sdy.Plan]] = {
     "a kernel": with_a_kernel,
     "rings": with_rings,
     "a trip ahead": a_trip_ahead,
+    "a trip ahead of others": ahead_of_others,
     "branches": in_branches,
     "unknown trips": until_it_is_small,
 }

@@ -50,10 +50,15 @@ class HiddenCollectives:
     def __init__(self, inserted: Inserted):
         self.others, self._hidden = dict(inserted), dict[int, CollectiveRecord]()
 
-    def hide(self, collective: ir.Operation, hidden: float, is_ahead: bool = False) -> None:
-        """Says for how long of its time one is hidden, and whether it runs a trip ahead of its loop."""
+    def hide(self, collective: ir.Operation, hidden: float) -> None:
+        """Says for how long of its time a ring hides one."""
         record = self.others.pop(collective)
-        self._hidden[id(record)] = replace(record, hidden=hidden, is_ahead=is_ahead)
+        self._hidden[id(record)] = replace(record, hidden=hidden)
+
+    def send_ahead(self, collective: ir.Operation) -> None:
+        """Says that one runs a trip ahead of its loop."""
+        record = self.others.pop(collective)
+        self._hidden[id(record)] = replace(record, is_ahead=True)
 
     def reported(self, report: PartitionReport) -> Inserted:
         """Puts the new records in the place of the old ones; the other collectives."""
@@ -72,12 +77,18 @@ class WorkTimes:
 
     def __init__(self, graph: Graph, costs: CostModel):
         self._costs, self._local, self._rules = costs, LocalBytes(graph), RuleBook()
+        self._found = dict[Op, float]()
         self.bytes = self._local.of
 
     def of(self, op: Op) -> float:
         """The time of one execution."""
         if not takes_long(op):
             return 0.0
+        if op not in self._found:
+            self._found[op] = self._time(op)
+        return self._found[op]
+
+    def _time(self, op: Op) -> float:
         work = stated_work(op) if op.name == "stablehlo.custom_call" else None
         if work is not None:
             operations, moved = (self._share(op, whole, work.uneven) for whole in (work.operations, work.bytes))
@@ -176,12 +187,12 @@ def _most(counts: list[Mapping[object, int]]) -> Mapping[object, int]:
     return found
 
 
-# How much of the time of collectives a compiler hides by itself, as it moves their starts and their ends apart.
+# How much of the time of collectives is hidden, as a compiler moves their starts and their ends apart.
 #
-# What is sent waits for its operand alone, and only what reads it waits for it: in between the device computes. In
-# each block the links send what has to be there first, one collective at a time, while products run; what is not done
-# when it is needed is waited for. A collective of a kind for which a compiler has no start is waited for at once. See
-# docs/explanation/schedule.md#what-compilers-hide.
+# What is sent waits for its operand alone, and only what reads it waits for it: in between the device computes. What
+# runs a trip ahead is there at the end of the trip before. In each block the links send what has to be there first, one
+# collective at a time, while products run; what is not done when it is needed is waited for. A collective of a kind for
+# which a compiler has no start is waited for at once. See docs/explanation/schedule.md#what-compilers-hide.
 
 _UNSURE = 0.1
 """The share of hidden time that counts whatever is sent: compilers hide less than the model says. Guessed: with none,
@@ -192,11 +203,9 @@ _TRAFFIC = 3.0
 more by what needs it, or adds it up."""
 
 
-class Hidden(NamedTuple):
-    """The time of collectives that is hidden, and what of it that saves."""
-
-    time: float = 0.0
-    saved: float = 0.0
+_COPIED = 2
+"""How often what runs a trip ahead is read or written beside. Given: what one trip fetched is read while the next is
+written, so a loop copies it into what it carries."""
 
 
 def counted_share(record: CollectiveRecord, costs: CostModel, mesh: Mesh) -> float:
@@ -215,22 +224,34 @@ def counted_share(record: CollectiveRecord, costs: CostModel, mesh: Mesh) -> flo
     return min(1.0, counted / sent)
 
 
-def hidden_by_work(placed: PlacedProgram, inserted: Inserted, setting: Setting) -> Hidden:
-    """The time of a partitioned module's collectives that is hidden, in all executions; none where the model does not
-    know time.
+def hidden_by_work(placed: PlacedProgram, setting: Setting) -> float:
+    """The time of a module's collectives that a compiler hides, in all executions; none where the model knows none."""
+    if setting.costs.unit != "seconds":
+        return 0.0
+    work = WorkTimes(placed.partitioned, setting.costs)
+    return schedule_of(placed, placed.inserted, setting, work).of(placed.partitioned.main.blocks[0]).hidden
+
+
+def schedule_of(
+    placed: PlacedProgram,
+    inserted: Inserted,
+    setting: Setting,
+    work: WorkTimes,
+    busy: Mapping[Op, float] | None = None,
+) -> Schedule:
+    """That of a partitioned module as it is now, whose own collectives are known.
 
     Args:
-        placed: the module, as it is now.
-        inserted: its collectives that nothing else hides; those that the program holds itself are known.
+        placed: the module.
+        inserted: the collectives that the partitioner made, without those in rings.
         setting: what collectives cost, and the devices.
+        work: the times of the module's ops.
+        busy: how long rings keep the links busy while ops compute.
     """
-    if setting.costs.unit != "seconds":
-        return Hidden()
-    graph, starts = placed.partitioned, setting.target.compiler.collectives.starts
     records = placed.report.written | dict(inserted)
-    sendings = {op: Sending((op,), records[op.mlir]) for op in graph.ops if op.mlir in records}
-    ran = Schedule(graph, sendings, placed.mesh, setting.costs, starts).of(graph.main.blocks[0])
-    return Hidden(ran.hidden, ran.saved)
+    sendings = {op: Sending((op,), records[op.mlir]) for op in placed.partitioned.ops if op.mlir in records}
+    starts = setting.target.compiler.collectives.starts
+    return Schedule(work, sendings, placed.mesh, setting.costs, starts, busy)
 
 
 class Sending(NamedTuple):
@@ -262,6 +283,7 @@ class Ran:
 
     Attributes:
         time: of its products and kernels, and of waiting.
+        idle: how long of that links send nothing.
         hidden: the time of its collectives that is hidden.
         saved: what of that counts.
         waits, beside: what the two are made of, in the order in which they come; inside of `inner` blocks they have
@@ -270,6 +292,7 @@ class Ran:
     """
 
     time: float = 0.0
+    idle: float = 0.0
     hidden: float = 0.0
     saved: float = 0.0
     waits: list[Wait] = field(default_factory=list)
@@ -281,22 +304,24 @@ class Schedule:
     """Plays a partitioned program through.
 
     Args:
-        graph: the program.
+        work: the times of the program's ops.
         sendings: its collectives by their ops, the members of a bucket with the same one.
         mesh, costs: of the program.
-        starts: the kinds of collectives that are started before they are waited for.
+        starts: the kinds of collectives that are started before they are waited for, beside those that run ahead.
+        busy: how long rings keep the links busy while ops compute.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        work: WorkTimes,
         sendings: Mapping[Op, Sending],
         mesh: Mesh,
         costs: CostModel,
         starts: Collection[str],
+        busy: Mapping[Op, float] | None = None,
     ):
-        self._sendings, self._mesh, self._costs, self._starts = sendings, mesh, costs, starts
-        self._work = WorkTimes(graph, costs)
+        self.work, self._sendings, self._mesh, self._costs, self._starts = work, sendings, mesh, costs, starts
+        self._busy = busy or {}
 
     def of(self, block: Block) -> Ran:
         """Runs a block once."""
@@ -315,12 +340,20 @@ class Schedule:
         places = {op: place for place, op in enumerate(ops)}
         ready: dict[int, list[_OnItsWay]] = {}
         for members in self._started(ops).values():
-            sending, makers = self._sendings[members[0]], [made_by(op.operands[0]) for op in members]
-            start = max([places[maker] + 1 if maker is not None and maker in places else 0 for maker in makers])
-            needed = min([_needed(op.results[0], places) for op in members])
-            on_its_way = _OnItsWay(sending, needed, self._sent(sending), self._counted(sending))
+            sending, sent = self._sendings[members[0]], self._sent(self._sendings[members[0]])
+            if sending.record.is_ahead:
+                start, needed, waited = 0, len(ops) - 1, min(sent, self.copying(members[0]))
+            else:
+                makers = [made_by(op.operands[0]) for op in members]
+                start = max([places[maker] + 1 if maker is not None and maker in places else 0 for maker in makers])
+                needed, waited = min([_needed(op.results[0], places) for op in members]), 0.0
+            on_its_way = _OnItsWay(sending, needed, sent - waited, waited, self._counted(sending))
             ready.setdefault(start, []).append(on_its_way)
         return ready
+
+    def copying(self, gather: Op) -> float:
+        """The time that it takes to carry what is gathered a trip ahead into the next trip."""
+        return self._costs.memory * _COPIED * self.work.bytes(gather.results[0])
 
     def _started(self, ops: Sequence[Op]) -> dict[int, list[Op]]:
         """The ops of the collectives that are started in a block, by identities of what runs as one."""
@@ -338,20 +371,24 @@ class Schedule:
             if op is sending.ops[0] and not self._has_start(sending):
                 self._wait(ran, op, sending, self._sent(sending))
             return
-        time = self._work.of(op)
+        time = self.work.of(op)
+        idle = max(0.0, time - self._busy.get(op, 0.0))
         for block in inner_blocks(op):
             inner = self.of(block)
             if inner.time or inner.waits or inner.inner:
                 times = runs_each_time(block)
                 time += times * inner.time
+                idle += times * inner.idle
                 ran.hidden += times * inner.hidden
                 ran.saved += times * inner.saved
                 ran.inner.setdefault(op, []).append((times, block, inner))
         ran.time += time
-        for on_its_way, sent in links.send(time):
+        for on_its_way, sent in links.send(idle):
+            idle -= sent
             ran.hidden += sent
             ran.saved += sent * (1 - on_its_way.counted)
             ran.beside.append(Beside(op, on_its_way.sending, sent))
+        ran.idle += idle
 
     def _wait(self, ran: Ran, op: Op, sending: Sending, time: float) -> None:
         if time:
@@ -359,7 +396,7 @@ class Schedule:
             ran.waits.append(Wait(op, sending, time))
 
     def _has_start(self, sending: Sending) -> bool:
-        return sending.record.kind in self._starts
+        return sending.record.is_ahead or sending.record.kind in self._starts
 
     def _sent(self, sending: Sending) -> float:
         return sending.record.sending_time(self._costs, self._mesh)
@@ -376,12 +413,13 @@ def runs_each_time(block: Block) -> float:
 
 @dataclass(slots=True)
 class _OnItsWay:
-    """A collective on its way: the place where it is needed, the time that is left, and the share of it that counts
-    though it is hidden."""
+    """A collective on its way: the place where it is needed, the time that is left, the time that nothing hides, and
+    the share of hidden time that counts."""
 
     sending: Sending
     needed: int
     left: float
+    waited: float
     counted: float
 
 
@@ -410,7 +448,7 @@ class _Links:
         """What is needed at a place, and the time until it is there."""
         due = [each for each in self._sent if each.needed <= place]
         self._sent = self._sent[len(due) :]
-        return [(each.sending, each.left) for each in due]
+        return [(each.sending, each.left + each.waited) for each in due]
 
 
 def _needed(value: Value, places: Mapping[Op, int]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -23,12 +24,12 @@ from sdy_jax.lowering.planner.facts.loops import filled_stacks, trip_count
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import PartitionReport
 from sdy_jax.lowering.planner.schedule.hidden_time import (
-    Hidden,
     HiddenCollectives,
     Inserted,
+    Schedule,
     WorkTimes,
     counted_share,
-    hidden_by_work,
+    schedule_of,
 )
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
@@ -43,33 +44,26 @@ from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers
 _FEWEST = 3
 """Trips from which on a loop is worth it. Guessed: its body is compiled twice, and of two trips only one is hidden."""
 
-_COPIED = 2
-"""How often what is fetched is read or written beside. Given: what one trip fetched is read while the next is written,
-so a loop copies it into what it carries."""
-
 
 class Ahead(NamedTuple):
-    """A gather of a loop's body that runs one trip ahead, the loop's trips, and how much of its time is hidden in
-    each."""
+    """A gather of a loop's body that runs one trip ahead, and the loop's trips."""
 
     op: Op
     trips: int
-    hidden: float
 
 
-def gathers_ahead(placed: PlacedProgram, setting: Setting, room: Callable[[], float]) -> list[Ahead]:
-    """The gathers of a partitioned module that run one trip ahead; none where the model does not know time.
+def gathers_ahead(placed: PlacedProgram, schedule: Schedule, room: Callable[[], float]) -> list[Ahead]:
+    """The gathers of a partitioned module that run one trip ahead.
 
     Args:
         placed: the module, whose collectives are all there.
-        setting: what collectives cost, and the devices.
+        schedule: in which nothing runs ahead.
         room: says the bytes that a device may hold beside those that it holds without.
     """
-    if setting.costs.unit != "seconds":
-        return []
-    waiting, found = list(_exposed(placed.partitioned, placed, setting.costs)), list[Ahead]()
+    waiting, found = list(_exposed(placed, schedule)), list[Ahead]()
     left = room() if waiting else 0.0
-    for gather, size in waiting:
+    for gather in waiting:
+        size = schedule.work.bytes(gather.op.results[0])
         if size <= left:
             left -= size
             found.append(gather)
@@ -77,12 +71,12 @@ def gathers_ahead(placed: PlacedProgram, setting: Setting, room: Callable[[], fl
 
 
 def mark_ahead(found: Sequence[Ahead], hiding: HiddenCollectives) -> None:
-    """Marks gathers that run one trip ahead, with the stacks that their loops fill, and hides them."""
-    for op, count, hidden in found:
-        hiding.hide(op.mlir, hidden, is_ahead=True)
+    """Marks gathers that run one trip ahead, with the stacks that their loops fill."""
+    for op, count in found:
+        hiding.send_ahead(op.mlir)
         integers = ir.IntegerType.get_signless(64, op.mlir.context)
         op.set_attribute(PREFETCHED, ir.IntegerAttr.get(integers, count))
-    for loop in dict.fromkeys(op.block.parent for op, _, _ in found if op.block is not None):
+    for loop in dict.fromkeys(op.block.parent for op, _ in found if op.block is not None):
         filled = [n for n, dim in filled_stacks(loop) if not _is_split(loop.results[n], dim)]
         loop.set_attribute(FILLED, ir.DenseI64ArrayAttr.get(filled, loop.mlir.context))
 
@@ -91,30 +85,24 @@ def _is_split(value: Value, dim: int) -> bool:
     return value.sharding is not None and bool(value.sharding.axes[dim])
 
 
-def _exposed(graph: Graph, placed: PlacedProgram, costs: CostModel) -> Iterator[tuple[Ahead, float]]:
-    """The gathers in loops for which a trip waits, of which the products of a trip could hide some time, and the bytes
-    of their results."""
-    times = WorkTimes(graph, costs)
-    for loop in [op for op in graph.ops if op.name == "stablehlo.while"]:
-        count = trip_count(loop)
+def _exposed(placed: PlacedProgram, schedule: Schedule) -> Iterator[Ahead]:
+    """The gathers in loops for which a trip waits longer than it takes to copy them, as long as its products leave the
+    links idle."""
+    for loop in [op for op in placed.partitioned.ops if op.name == "stablehlo.while"]:
+        count, body = trip_count(loop), loop.blocks[1]
         if count is None or count < _FEWEST:
             continue
-        body = loop.blocks[1]
-        left = sum(times.of(op) for op in body.ops)
-        computed, sent = 0.0, 0.0
-        for op in body.ops[:-1]:
-            record = placed.inserted.get(op.mlir)
-            if record is None or op.name != "sdy.all_gather" or ahead(body, [op]) is None:
-                computed += times.of(op)
-                continue
-            taken = record.costs(costs).sending_time(record.kind, record.axes, placed.mesh, record.wire_bytes)
-            hidden, size = min(sent + taken - computed, taken, left), times.bytes(op.results[0])
-            copied = costs.memory * _COPIED * size
-            if hidden > copied:
-                left -= hidden
-                yield Ahead(op, count, hidden - copied), size
-            else:
-                sent += taken
+        gathers = [op for op in body.ops if op.name == "sdy.all_gather" and op.mlir in placed.inserted]
+        gathers = [op for op in gathers if ahead(body, [op]) is not None]
+        if not gathers:
+            continue
+        ran = schedule.of(body)
+        waits, idle = {wait.sending.ops[0]: wait.time for wait in ran.waits}, ran.idle
+        for op in gathers:
+            hidden = min(waits.get(op, 0.0), idle)
+            if hidden > schedule.copying(op):
+                idle -= hidden
+                yield Ahead(op, count)
 
 
 # Which products run as rings with the collectives around them (`ops/collectives/movement.py`).
@@ -157,6 +145,7 @@ class RingProduct(NamedTuple):
     """A collective that runs as a ring with a product, the time that this saves, and the ops that are marked."""
 
     collective: Op
+    product: Op
     saved: float
     marked: Sequence[Op]
 
@@ -177,15 +166,15 @@ def ring_products(placed: PlacedProgram, inserted: Inserted, costs: CostModel) -
         saved = times.saved(pair)
         if pair.product not in busy and saved >= _LEAST_SAVING * times.of_collective(pair):
             busy.add(pair.product)
-            found.append(RingProduct(pair.collective, saved, pair.marked))
+            found.append(RingProduct(pair.collective, pair.product, saved, pair.marked))
     return found
 
 
 def mark_rings(found: Iterable[RingProduct], hiding: HiddenCollectives) -> None:
     """Marks products and collectives that run as rings, and hides the collectives."""
-    for collective, saved, marked in found:
-        hiding.hide(collective.mlir, saved)
-        for op in marked:
+    for ring in found:
+        hiding.hide(ring.collective.mlir, ring.saved)
+        for op in ring.marked:
             op.set_attribute(RING, ir.UnitAttr.get(op.mlir.context))
 
 
@@ -296,13 +285,13 @@ class Overlap(NamedTuple):
     Attributes:
         ahead: the gathers that run one trip ahead of their loops.
         rings: the collectives that run as rings with products.
-        moved: what the compiler hides of all others.
+        moved: the time of all others, and of those ahead, that is hidden.
         saved: the time that all of it saves, which is less than what is hidden.
     """
 
     ahead: Sequence[Ahead] = ()
     rings: Sequence[RingProduct] = ()
-    moved: Hidden = Hidden()
+    moved: float = 0.0
     saved: float = 0.0
 
     def mark(self, inserted: Inserted, report: PartitionReport) -> Inserted:
@@ -311,7 +300,7 @@ class Overlap(NamedTuple):
         hiding = HiddenCollectives(inserted)
         mark_ahead(self.ahead, hiding)
         mark_rings(self.rings, hiding)
-        report.hidden = self.moved.time
+        report.hidden = self.moved
         return hiding.reported(report)
 
 
@@ -323,18 +312,16 @@ def overlap_of(placed: PlacedProgram, setting: Setting, room: Callable[[], float
         setting: what collectives cost, and the devices.
         room: says the bytes that a device may hold beside those that it holds if none runs ahead.
     """
-    if setting.costs.unit != "seconds":
+    costs, mesh = setting.costs, placed.mesh
+    if costs.unit != "seconds":
         return Overlap()
-    ahead = gathers_ahead(placed, setting, room)
-    hidden = {op.mlir: time for op, _, time in ahead}
-    others = {op: record for op, record in placed.inserted.items() if op not in hidden}
-    rings = ring_products(placed, others, setting.costs)
-    hidden |= {ring.collective.mlir: ring.saved for ring in rings}
-    waiting = {op: record for op, record in others.items() if op not in hidden}
-    moved = hidden_by_work(placed, waiting, setting)
-    records = [(placed.inserted[op], time) for op, time in hidden.items()]
-    saved = math.fsum(
-        record.estimated_times * time * (1 - counted_share(record, setting.costs, placed.mesh))
-        for record, time in records
-    )
-    return Overlap(ahead, rings, moved, saved + moved.saved)
+    work = WorkTimes(placed.partitioned, costs)
+    found = gathers_ahead(placed, schedule_of(placed, placed.inserted, setting, work), room)
+    moved = dict(placed.inserted)
+    fetched = {op.mlir: replace(moved.pop(op.mlir), is_ahead=True) for op, _ in found}
+    rings = ring_products(placed, moved, costs)
+    turned = [(moved.pop(ring.collective.mlir), ring.saved) for ring in rings]
+    busy = {ring.product: ring.saved for ring in rings}
+    ran = schedule_of(placed, moved | fetched, setting, work, busy).of(placed.partitioned.main.blocks[0])
+    saved = [record.estimated_times * time * (1 - counted_share(record, costs, mesh)) for record, time in turned]
+    return Overlap(found, rings, ran.hidden, math.fsum(saved) + ran.saved)

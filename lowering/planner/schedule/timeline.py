@@ -20,7 +20,15 @@ from sdy_jax.lowering.planner.facts.fusion import inner_blocks, ops_in_line
 from sdy_jax.lowering.planner.op_times import OpTime, OpTimes, SendingOp, WorkDone
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord
-from sdy_jax.lowering.planner.schedule.hidden_time import Beside, Ran, Schedule, Sending, Wait, runs_each_time
+from sdy_jax.lowering.planner.schedule.hidden_time import (
+    Beside,
+    Ran,
+    Schedule,
+    Sending,
+    Wait,
+    WorkTimes,
+    runs_each_time,
+)
 from sdy_jax.lowering.targets.cost_model import CostModel
 
 # Slices of the timeline, and the loops that they are in.
@@ -133,8 +141,8 @@ class Sent(NamedTuple):
         number: its own, in the plan.
         sending: its ops, none where the module does not have them, and its record.
         time: of one execution.
-        is_moved: it is one that the compiler starts when it can; neither a part of an op's work, nor hidden by a ring
-            or one trip ahead.
+        is_moved: it is one that is started when it can be, or a trip ahead; neither a part of an op's work, nor in a
+            ring.
     """
 
     number: int
@@ -149,8 +157,16 @@ class Sent(NamedTuple):
 
     @property
     def hidden(self) -> float:
-        """Of one execution the time that a ring hides, or a trip ahead."""
+        """Of one execution the time that a ring hides."""
         return self.sending.record.hidden
+
+    @property
+    def product(self) -> Op | None:
+        """Of a ring the op that computes while it is sent."""
+        op = self.op
+        if op is None or not self.hidden:
+            return None
+        return op.results[0].only_user if op.name == "sdy.all_gather" else op.operands[0].defining_op
 
 
 @dataclass(frozen=True)
@@ -174,10 +190,11 @@ class Timing:
 
     @cached_property
     def ran(self) -> Ran:
-        """How the program runs, with what of its collectives the compiler hides by itself."""
+        """How the program runs, with what of its collectives is hidden but for rings."""
         starts = self.starts if self.costs.unit == "seconds" else ()
         moved = {op: each.sending for each in self.sent if each.is_moved for op in each.sending.ops}
-        schedule = Schedule(self.graph, moved, self.mesh, self.costs, starts)
+        busy = {product: each.hidden for each in self.sent if (product := each.product) is not None}
+        schedule = Schedule(WorkTimes(self.graph, self.costs), moved, self.mesh, self.costs, starts, busy)
         return schedule.of(self.graph.main.blocks[0])
 
     @cached_property
@@ -229,7 +246,6 @@ class _Layout:
         self._number = {id(each.sending): each.number for each in timing.sent}
         self._slices, self._loops, self._starts = list[TimeSlice](), list[Repeated](), dict[Op, float]()
         self._at, self._beside = defaultdict[Op, list[Sent]](list), defaultdict[Op, list[Sent]](list)
-        self._ahead = defaultdict[Block, list[Sent]](list)
         self._gone = list[Sent]()
         for each in timing.sent:
             if each.time and not each.is_moved:
@@ -245,12 +261,8 @@ class _Layout:
             self._gone.append(each)
             return
         self._at[op].append(each)
-        if each.sending.record.is_ahead:
-            self._ahead[op.block].append(each)
-        elif each.hidden:
-            user, maker = op.results[0].only_user, op.operands[0].defining_op
-            product = user if op.name == "sdy.all_gather" else maker
-            self._beside[product or op].append(each)
+        if each.hidden:
+            self._beside[each.product or op].append(each)
 
     def _mark(self, block: Block | None) -> None:
         while block is not None and block not in self._busy:
@@ -272,7 +284,6 @@ class _Layout:
             waits[wait.before].append(wait)
         for each in ran.beside:
             beside[each.op].append(each)
-        self._hide([(each.number, each.hidden) for each in self._ahead[block]], start, times)
         at = start
         for op in ops_in_line(block):
             for wait in waits[op]:

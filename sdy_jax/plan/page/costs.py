@@ -139,9 +139,10 @@ def _share(sent: float, whole: float) -> str:
 def cause_of(each: RecordedCollective, unit: str) -> str:
     """For what a collective runs, and whether beside other work or once more."""
     again = ", made again: the copy before was freed" if each.again else ""
-    if each.hidden:
-        how = "one trip ahead" if each.is_ahead else "in a ring with it"
-        again += f", {how} ({amount_text(unit, each.hidden)} hidden)"
+    if each.is_ahead:
+        again += ", one trip ahead"
+    elif each.hidden:
+        again += f", in a ring with it ({amount_text(unit, each.hidden)} hidden)"
     is_written = each.origin == "user" and each.cause.startswith(("sdy.", "stablehlo."))
     return "the user's" if is_written else f"for {each.cause}{again}"
 

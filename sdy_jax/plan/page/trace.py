@@ -376,5 +376,5 @@ def _of_collective(sent: RecordedCollective) -> dict[str, Any]:
         "line": sent.place.lines,
         "source": sent.place.text,
         "one trip ahead": True if sent.is_ahead else None,
-        "in a ring": True if sent.hidden and not sent.is_ahead else None,
+        "in a ring": True if sent.hidden else None,
     }

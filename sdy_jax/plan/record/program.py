@@ -169,7 +169,7 @@ class RecordedCollective:
         wire_bytes: that a device sends in one execution.
         times: executions per call; loops whose trips are unknown count as one trip, and `times_known` is False.
         time: of one execution by the cost model; of a member its share of its bucket's.
-        hidden: the part of that which runs beside other work.
+        hidden: the part of that which a ring hides.
         depth, branches: the loops and conditionals that it stands in.
         counted: False in a branch that sends less than another one of the same conditional.
         origin: "partitioner", or "user" where the program holds it itself.
@@ -361,7 +361,7 @@ class RecordedMemory:
             own = changes.setdefault(label(buffer), [0.0] * (len(self.timeline) + 1))
             own[buffer.first] += buffer.bytes
             own[buffer.last + 1] -= buffer.bytes
-        shares = [min(1.0, self.temporaries / size) if size else 1.0 for size in self.timeline]
+        shares = [self.temporaries / size if size > self.temporaries else 1.0 for size in self.timeline]
         return {
             name: tuple(size * share for size, share in zip(accumulate(own[:-1]), shares, strict=True))
             for name, own in changes.items()

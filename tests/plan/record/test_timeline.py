@@ -183,6 +183,24 @@ def test_a_gather_one_trip_ahead_is_hidden_in_each_trip() -> None:
         assert loop.start <= piece.start and piece.duration < loop.duration and piece.times == loop.trips
 
 
+def test_what_runs_ahead_and_what_does_not_share_the_products_beside_them() -> None:
+    """The links send one thing at a time: no product hides two."""
+    record = record_of("a trip ahead of others")
+    timeline, hides = record.timeline, 0
+    for loop in timeline.loops:
+        inside = [each for each in timeline.slices if loop.start <= each.start < loop.start + loop.duration]
+        products = [
+            each.duration
+            for each in inside
+            if each.collective is None and each.op is not None and record.ops[each.op].kind == "stablehlo.dot_general"
+        ]
+        sent = [each for each in inside if each.hidden and each.collective is not None]
+        ahead = [record.collectives[each.collective or 0].is_ahead for each in sent]
+        assert math.fsum(each.duration for each in sent) <= math.fsum(products) * (1 + 1e-9)
+        hides += any(ahead) and not all(ahead)
+    assert hides
+
+
 def test_a_bucket_starts_when_all_of_it_is_there() -> None:
     """Members run as one, are sent once, and share its time."""
     record = record_of("layers, in buckets")
