@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import sdy_jax as sdy
+from sdy_jax.lowering.targets.family import Links
 from sdy_jax.lowering.targets.rates import Link, rate
 from sdy_jax.lowering.targets.torus import Line, Lines, Torus
 from sdy_jax.lowering.targets.tpu import TPU
@@ -102,6 +103,29 @@ class Seconds:
                     lines.append(Line(dim, len(on), int(np.diff(on).min()), around))
         size = max(size, 2)
         return tuple(lines) if math.prod([line.size for line in lines]) == size else (Line(0, size, 1, size),)
+
+
+class ServerSeconds:
+    """How long a collective takes among GPUs that some links join, and a network the rest, by their published rates."""
+
+    def __init__(self, links: Links):
+        self._links = links
+        self._inside = Link(2, bandwidth=links.bandwidth, hop=links.latency, start=links.start)
+        network = links.network
+        self._outside = Link(2, network.bandwidth, network.latency, links.start, is_network=True)
+
+    def __call__(self, found: HloCollective) -> float:
+        inside, outside = self._inside, self._outside
+        if found.pairs:
+            leaves = any(self._server(source) != self._server(target) for source, target in found.pairs)
+            over = [outside if leaves else inside]
+        else:
+            servers = len(set(map(self._server, found.group)))
+            over = [outside._replace(size=servers), inside._replace(size=found.group_size // servers)]
+        return rate(found.kind.replace("-", "_"), over).time(found.wire_bytes)
+
+    def _server(self, device: int) -> int:
+        return device // self._links.joins
 
 
 def paired_ratio(programs: Sequence[Any], arguments: tuple[Any, ...], donates: bool, pairs: int) -> float:

@@ -23,7 +23,7 @@ from sdy_jax.lowering.targets.axis_rates import PerAxis, learned_fields, major_p
 from sdy_jax.lowering.targets.axis_rates import cut as cut_at
 from sdy_jax.lowering.targets.family import FLOP
 from sdy_jax.lowering.targets.measurements import Calibration, Probes, Profiled, calibrated, default_path, profile_of
-from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.rates import TABLE, Copies, LastCut, Link, Rate, rate, speed, wire_bytes
 from sdy_jax.lowering.targets.target import (
     Hosts,
     family_of,
@@ -57,6 +57,7 @@ def published_fields(hosts: Hosts, axes: tuple[str, ...], slow: Mapping[str, flo
         "combines": tuple(family.compiler.collectives.combines),
         "torus": tuple(axis for axis in axes if links.torus and axis not in slow),
         "rounds": family.arrays.moved,
+        "network": tuple(slow),
         "machine": name,
         "origin": f"{hosts}, by its published rates",
     }
@@ -171,6 +172,8 @@ class CostModel:
             with, so the planner charges it all of its latency.
         torus: the axes along which devices reach only their neighbours: each by itself, or of a machine as
             `jax.make_mesh` lays them along the dimensions of its slices.
+        network: the axes, or major parts of axes, that run over a network beside the machine's own links: collectives
+            along both send over the network only what has to go there.
         peers: to how many other devices the bandwidth of axes leads, to each by a link of its own, so that in smaller
             groups a device sends as much slower; of all axes or by axis name. 0: through a switch, or along a torus.
         rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
@@ -199,6 +202,7 @@ class CostModel:
     copies: float | Copies = 0.0
     combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
     peers: PerAxis = 0
     rounds: float = 1.0
     moved: float = 1.0
@@ -215,6 +219,7 @@ class CostModel:
         if self.machine and machine_called(self.machine) is None:
             raise SdyError(f"CostModel: machine={self.machine!r}: {no_machine(self.machine)}")
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
+        object.__setattr__(self, "network", tuple(sorted(self.network)))
         self._check_torus()
         if not isinstance(self.copies, Copies):
             object.__setattr__(self, "copies", Copies(self.copies))
@@ -379,7 +384,8 @@ class CostModel:
         return wire_bytes(kind, group, bytes_in, bytes_out)
 
     def time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, bytes_in: float, bytes_out: float) -> float:
-        """The time of a collective over `axes`: latency per hop, and its bytes over the slowest of the axes."""
+        """The time of a collective over `axes`: latency per hop, and its bytes at the rate of the slowest of the axes;
+        of a network at its own rate those that have to go there."""
         axes = tuple(axes)
         wire = wire_bytes(kind, axes_size(axes, mesh), bytes_in, bytes_out)
         return wire if self.is_default else self.rate(kind, axes, mesh).time(wire)
@@ -405,9 +411,13 @@ class CostModel:
         """Of `sending_time` that in which bytes are sent."""
         return self._sending_rate(kind, axes, mesh, cut).per_byte * wire
 
+    def speed(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> float:
+        """Bytes per second that a device sends in a collective, over axes as in `sending_time`."""
+        kind, axes = _as_sent(kind, axes, mesh)
+        return speed(kind, self.links(axes, mesh))
+
     def _sending_rate(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, cut: LastCut | None) -> Rate:
-        axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
-        return self.rate(kind if kind in TABLE else "collective_permute", axes, mesh, cut)
+        return self.rate(*_as_sent(kind, axes, mesh), mesh, cut)
 
     def work_time(self, operations: float, touched: float) -> float:
         """The time of a device's own work.
@@ -479,12 +489,12 @@ class CostModel:
         if lines and size * major < whole:
             lines = cut_lines(lines, [axis.pre_size // major, size, whole // end])[1]
         known = (self.bandwidth_of(rates), latency, start, lines, self._copies, self.moved)
-        return Link(size, *known, far=whole // end, peers=int(of_axis(self.peers, rates)))
+        peers = int(of_axis(self.peers, rates))
+        return Link(size, *known, far=whole // end, peers=peers, is_network=rates in self.network)
 
-    def speed(self, axes: Iterable[AxisRef], mesh: Mesh) -> float:
-        """Bytes per second that a device sends along the slowest of some axes."""
-        parts = [part for axis in axes for part in cut_at(axis, mesh, self.major_parts)]
-        return min([link.speed for part in parts if (link := self.link(part, mesh)).size > 1], default=1.0)
+    def links(self, axes: Iterable[AxisRef], mesh: Mesh) -> list[Link]:
+        """Axes, or parts of them, as collectives see them, cut behind major parts with rates of their own."""
+        return [self.link(part, mesh) for axis in axes for part in cut_at(axis, mesh, self.major_parts)]
 
     def lines(self, mesh: Mesh) -> tuple[tuple[str, LineParts], ...]:
         """As `Target.lines`: how axes lie on the torus of a machine whose chips have no places; none of few chips."""
@@ -522,6 +532,12 @@ class CostModel:
         """The axes of a mesh along which devices send much less than along its fastest one, as between slices."""
         rates = {axis.name: self.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
         return frozenset(name for name, rate in rates.items() if _SLOW * rate < max(rates.values()))
+
+
+def _as_sent(kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> tuple[str, tuple[AxisRef, ...]]:
+    """The kind whose rates a collective has, and the axes along which it is sent."""
+    axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
+    return kind if kind in TABLE else "collective_permute", axes
 
 
 _PER_AXIS = ("bandwidth", "latency", "start", "peers")
@@ -576,8 +592,7 @@ def _lines_of(model: CostModel, mesh: Mesh) -> Mapping[str, Lines]:
 
 @lru_cache(maxsize=1 << 12)
 def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None) -> Rate:
-    parts = [part for axis in axes for part in cut_at(axis, mesh, model.major_parts)]
-    return rate(kind, [model.link(part, mesh) for part in parts], model.combines, cut)
+    return rate(kind, model.links(axes, mesh), model.combines, cut)
 
 
 @lru_cache(maxsize=64)

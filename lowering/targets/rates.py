@@ -202,6 +202,7 @@ class Link(NamedTuple):
         far: how many neighbours on the next device is, but on a torus: more than one along a part of an axis.
         peers: to how many other devices its bandwidth leads, to each by a link of its own: in a smaller group a device
             sends as much slower. 0: all of it to any group.
+        is_network: it is no link of the machine itself.
     """
 
     size: int
@@ -213,6 +214,7 @@ class Link(NamedTuple):
     moved: float = 1.0
     far: int = 1
     peers: int = 0
+    is_network: bool = False
 
     @property
     def speed(self) -> float:
@@ -284,14 +286,12 @@ class Rate(NamedTuple):
 def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: LastCut | None = None) -> Rate:
     """The rate of a kind of collective over links; `combines` as in a cost model, `cut`: of the last dimension.
 
-    Hops add up along each link; the slowest one decides about bytes. In an all_to_all that line of a torus decides on
-    which most passes. Where each pair has its own link, g devices use g-1 of each other's, and a permute one.
+    Hops add up along each link. In an all_to_all that line of a torus decides on which most passes.
     """
     links = [link for link in links if link.size > 1]
     if not links:
         return Rate(0.0, 0.0)
-    direct = math.prod([link.size for link in links if link.peers])
-    per_byte = 1 / min([link.speed * _reached(kind, link.peers, direct) for link in links])
+    per_byte = 1 / speed(kind, links)
     if kind in _EXCHANGES:
         group = math.prod([link.size for link in links])
         turned = [line.turn / _kept(group) / link.bandwidth for link in links for line in link.lines]
@@ -301,6 +301,33 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
         per_byte *= max([link.moved for link in links])
     fixed = _fixed(kind, links) + max([link.copies.fixed(kind, cut) for link in links])
     return Rate(fixed, per_byte, kind in combines)
+
+
+def speed(kind: str, links: Sequence[Link]) -> float:
+    """Bytes per second that a device sends in a kind of collective over links.
+
+    The slowest one decides. Over a network and a machine's own links, libraries send over the network only what has to
+    go there, each device its part, and the rest over the others: NCCL's rings use the network of each device
+    (nccl-tests 290: 46 to 48 of 50 GB/s each), and between slices of TPUs XLA sends what was scattered within them
+    (2026-11, libtpu 0.0.52).
+    Where each pair has its own link, g devices use g-1 of each other's, and a permute one.
+
+    >>> server, network = Link(8, 450e9), Link(8, 50e9, is_network=True)
+    >>> [round(speed(kind, [network, server]) / 1e9) for kind in ("all_gather", "all_to_all", "collective_permute")]
+    [238, 55, 50]
+    """
+    links = [link for link in links if link.size > 1]
+    direct = math.prod([link.size for link in links if link.peers])
+
+    def slowest(among: Sequence[Link]) -> float:
+        return min([link.speed * _reached(kind, link.peers, direct) for link in among], default=math.inf)
+
+    outside, inside = ([link for link in links if link.is_network == over] for over in (True, False))
+    if kind == "collective_permute" or not (outside and inside):
+        return slowest(links)
+    group, hosts = (math.prod([link.size for link in among]) for among in (links, outside))
+    across = (group - group // hosts if kind in _EXCHANGES else hosts - 1) / (group - 1)
+    return 1 / (across / slowest(outside) + (1 - across) / slowest(inside))
 
 
 def _reached(kind: str, peers: int, group: int) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from timing import compiler_time
+from timing import ServerSeconds, compiler_time
 
 import sdy_jax as sdy
 from models.common import Layout, Program
@@ -53,8 +53,9 @@ class Compiled:
         bytes: GiB that it sends.
         time: seconds of a step by the compiler's cycles and schedule, its kernels' work and the links' rates, where it
             says any.
-        exposed: of these, those in which it waits for collectives.
-        kernels: of these, those of kernels (`models.kernels`).
+        sent: seconds of its collectives, one after the other, by the rates of the links.
+        exposed: of `time`, those in which it waits for collectives.
+        kernels: of `time`, those of kernels (`models.kernels`).
         flops: what the compiler counts, loops once.
     """
 
@@ -64,6 +65,7 @@ class Compiled:
     temporaries: float = 0.0
     bytes: float = 0.0
     time: float = 0.0
+    sent: float = 0.0
     exposed: float = 0.0
     kernels: float = 0.0
     flops: float = 0.0
@@ -154,10 +156,14 @@ def _read(found: _Output, devices: Sequence[jax.Device]) -> Compiled:
     side = Compiled(found.error, found.compiled, found.memory, found.temporaries, flops=found.flops)
     if not found.text:
         return side
-    side.bytes = totals(collectives_in_hlo(found.text)).wire_bytes / GIB
+    collectives = collectives_in_hlo(found.text)
+    side.bytes = totals(collectives).wire_bytes / GIB
     if estimated_cycles(found.text):  # compilers for GPUs state no cycles
         took = compiler_time(found.text, kernel_seconds, devices)
-        side.time, side.exposed, side.kernels = took.scheduled, took.exposed, took.kernels
+        side.time, side.sent, side.exposed, side.kernels = took.scheduled, took.sent, took.exposed, took.kernels
+    elif devices:
+        seconds = ServerSeconds(machines()[machine_name(devices[0].device_kind)].links)
+        side.sent = math.fsum(each.count * seconds(each) for each in collectives)
     return side
 
 

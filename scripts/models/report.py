@@ -39,6 +39,9 @@ HEAD = (
     "compiled",
     "jit",
     "ratio",
+    "sending: ours",
+    "jit",
+    "ratio",
     "time: plan",
     "compiler",
     "jit",
@@ -106,6 +109,7 @@ class Result:
             _held(ours), _held(jit),
             *map(_number, (ours.temporaries, jit.temporaries, self.of_jit("temporaries"))),
             *map(_number, (ours.plan_bytes, ours.bytes, jit.bytes, self.of_jit("bytes"))),
+            *map(_number, (ours.sent, jit.sent, self.of_jit("sent"))),
             *map(_number, (ours.plan_time, ours.time, jit.time, self.of_jit("time"), self.of_jit("work"), ours.bound)),
             *map(_number, (ours.share_of_peak, jit.share_of_peak, ours.compiled, jit.compiled)),
         ]  # fmt: skip
@@ -140,7 +144,7 @@ def _means(results: list[Result], by_kernels: bool) -> Iterator[str]:
         what: [
             ratio for result in results if result.row.trains_by_kernels == by_kernels and (ratio := result.of_jit(what))
         ]
-        for what in MOST_OF_JIT_BY_KERNELS
+        for what in ("sent", *MOST_OF_JIT_BY_KERNELS)
     }
     said = [f"{what} {geometric_mean(found):.3f} ({len(found)})" for what, found in ratios.items() if found]
     if said:

@@ -104,7 +104,7 @@ V5E_8, V5E_16, V5E_64, V5E_256, TWO_SLICES = (
     ("tpu:v5e:16x16", 1),
     ("tpu:v5e:16x16", 2),
 )
-H100_8, H100_64 = ("gpu:h100:1x1x8", 1), ("gpu:h100:1x8x8", 1)
+H100_8, H100_64 = ("gpu:h100:1x1x8", 1), ("gpu:h100:8x1x8", 1)
 
 Place = tuple[tuple[str, int], Mapping[str, int], Rules]
 """Chips, the mesh's axes on them, and what is split along these."""
@@ -112,9 +112,6 @@ Place = tuple[tuple[str, int], Mapping[str, int], Rules]
 
 Make = Callable[[Any, Layout], Program]
 """The program of a model and a layout."""
-
-NETWORK = 50e9
-"""Bytes per second between servers of eight GPUs and slices of TPUs."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +150,10 @@ class Row:
         """The row's mesh on no devices, and the published rates of its chips: what a plan takes, and no compiler."""
         sizes = tuple(self.axes.values())
         mesh = AbstractMesh(sizes, tuple(self.axes), axis_types=(AxisType.Auto,) * len(sizes))
-        _, machine, shape = self.chips[0].split(":")
-        slices, *hosts = shape.split("x")
-        if machine == "h100" and slices != "1":
-            machine = f"{slices} x {machine} x{math.prod(map(int, hosts))}"
-        joined = self.chips[1] > 1 or self.chips[0] == "gpu:h100:1x8x8"
-        slow = {next(iter(self.axes)): NETWORK} if joined else {}
-        return mesh, sdy.CostModel.of_machine(machine, mesh, slow)
+        platform, machine, shape = self.chips[0].split(":")
+        *outer, last = map(int, shape.split("x"))
+        hosts, each = (math.prod(outer), last) if platform == "gpu" else (self.chips[1], math.prod([*outer, last]))
+        return mesh, sdy.CostModel.of_machine(f"{hosts} x {machine} x{each}", mesh)
 
     def on_shapes(
         self, constrained: bool, automatic: bool = False, **options: Any
@@ -255,10 +249,9 @@ _QUARTER = (V5E_64, {"fsdp": 64}, FSDP)
 _SERVER = (H100_8, {"fsdp": 8}, FSDP)
 _CLUSTER = (H100_64, {"fsdp": 64}, FSDP)
 _CLUSTER_BY_HEADS = (H100_64, {"fsdp": 8, "model": 8}, MEGATRON)
-_CLUSTER_BY_EXPERTS = (("gpu:h100:1x32x8", 1), {"fsdp": 32, "expert": 8}, EXPERTS)
-_LARGEST_BY_HEADS = (("gpu:h100:1x256x8", 1), {"fsdp": 256, "model": 8}, MEGATRON)
+_CLUSTER_BY_EXPERTS = (("gpu:h100:32x1x8", 1), {"fsdp": 32, "expert": 8}, EXPERTS)
+_LARGEST_BY_HEADS = (("gpu:h100:256x1x8", 1), {"fsdp": 256, "model": 8}, MEGATRON)
 _CUBE = (("tpu:v5p:8x8x8", 1), {"fsdp": 64, "model": 8}, MEGATRON)
-_SERVERS_BY_HEADS = (("gpu:h100:8x1x8", 1), {"fsdp": 8, "model": 8}, MEGATRON)
 _SERVERS_BY_EXPERTS = (("gpu:h100:16x1x8", 1), {"fsdp": 16, "expert": 8}, EXPERTS)
 _FEW = (
     (V5E_16, {"fsdp": 16}, FSDP),
@@ -287,7 +280,7 @@ def _rows() -> Iterator[Row]:
     for place in (_POD, _CUBE):
         step = partial(trained_gemma, batch=_batch(1, place), sequence=4096)
         yield from _with_kernels("gemma-27b", _attending(GEMMA_27B, step), place, False)
-    for place in (_POD_BY_HEADS, _SERVERS_BY_HEADS):
+    for place in (_POD_BY_HEADS, _CLUSTER_BY_HEADS):
         states = partial(trained_states, batch=_batch(1, place), sequence=8192)
         yield _row("mamba-7b", MAMBA_7B, states, place)
     yield _row("hybrid-52b", HYBRID_52B, partial(trained_states, batch=128, sequence=4096), _SERVERS_BY_EXPERTS)

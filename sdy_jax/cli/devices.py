@@ -107,7 +107,7 @@ def described_gpus(name: str) -> tuple[tuple[Any, ...], int]:
     """Devices to compile for, slice by slice, and how many slices there are.
 
     Args:
-        name: `h100:1x8x8`: a known kind, or a file of such a text, and how many there are: slices x hosts x GPUs. A
+        name: `h100:8x1x8`: a known kind, or a file of such a text, and how many there are: slices x hosts x GPUs. A
             slice is what NVLink joins. Of fewer numbers the last ones are meant: `h100:8`.
 
     Raises:

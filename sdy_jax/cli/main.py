@@ -65,7 +65,7 @@ TPU = DescribedPlatform(
 )
 
 GPU = DescribedPlatform(
-    "gpu:h100:1x8x8",
+    "gpu:h100:8x1x8",
     "slices x hosts x GPUs",
     CompilerPackage("jax's plugin for CUDA", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "jax-cuda13-plugin"),
     # It loads without the libraries that programs run with.

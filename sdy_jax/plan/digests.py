@@ -44,7 +44,7 @@ from sdy_jax.plan.stages import PlannedWith
 
 # What a plan was made with as plain data and back: costs, devices, the decisions of the user.
 
-_BY_AXIS = ("latency", "bandwidth", "start")
+_BY_AXIS = ("latency", "bandwidth", "start", "peers")
 _UNSAID = -1
 """Given: what stands in records for a number that nobody states."""
 

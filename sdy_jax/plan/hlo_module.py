@@ -42,6 +42,7 @@ class HloCollective:
     `bytes`: local bytes of its operands. `wire_bytes`: bytes that a device sends in one execution. `count`: executions
     per run of the program, 0 in a branch that sends less than another one.
     `group`: the first group, by the numbers of its devices; empty for what is sent from one device to another.
+    `pairs`: which send to which, in a collective-permute.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class HloCollective:
     wire_bytes: float
     count: int
     group: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    pairs: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def total_wire_bytes(self) -> float:
@@ -310,11 +312,18 @@ def group_size(attributes: str, devices: int) -> int:
     Reads `replica_groups={{0,1},{2,3}}`, `{}` (all `devices`), `[2,4]<=[8]` with or without a transposition,
     `mesh['x'=2,'y'=4] {'y'}` with sub-axes as `'y':(1)2`, and `source_target_pairs={{0,1},{1,0}}`.
     """
-    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
-        return sum(source != target for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1]))
+    if "source_target_pairs" in attributes:
+        return len(permuted(attributes))
     if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
         return max((group.count(",") + 1 for group in re.findall(r"\{[\d,]+\}", listed[1])), default=devices)
     return len(first_group(attributes, devices))
+
+
+def permuted(attributes: str) -> tuple[tuple[int, int], ...]:
+    """The devices that send to another one in a collective-permute, each with that one, from its attributes."""
+    found = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
+    pairs = re.findall(r"\{(\d+),(\d+)\}", found[1]) if found else []
+    return tuple((int(source), int(target)) for source, target in pairs if source != target)
 
 
 def first_group(attributes: str, devices: int) -> tuple[int, ...]:
@@ -359,4 +368,4 @@ def collective_of(instruction: HloInstruction, module: HloModule, count: int) ->
     moved = instruction.operands[:1] if instruction.opcode == "ragged-all-to-all" else instruction.operands
     operand = sum(module.bytes_of(name) for name in moved)
     wire = WIRE_BYTES[instruction.opcode](size, operand)
-    return HloCollective(instruction.opcode, size, operand, wire, count, group)
+    return HloCollective(instruction.opcode, size, operand, wire, count, group, permuted(instruction.attributes))

@@ -10,16 +10,18 @@ from jax.sharding import PartitionSpec as P
 
 # isort: split
 from comparing import Cost, rank_correlation
-from timing import Seconds, compiler_time, fullest_bucket, paired_ratio
+from timing import Seconds, ServerSeconds, compiler_time, fullest_bucket, paired_ratio
 from training import FAST, MODELS, ROWS, training_rows
 from workloads import MESHES
 
 import sdy_jax as sdy
+from sdy_jax.lowering.targets.target import machines
 from sdy_jax.plan.hlo_module import HloCollective
 from sdy_jax.plan.profile import HloTotals, estimated_cycles
 
 bench_bytes = loaded("bench_bytes")
 LISTED = list(training_rows())
+H100 = machines()["h100"].links
 
 
 def side(wire=100.0, flops=100.0, memory=100):
@@ -122,6 +124,25 @@ def test_collectives_of_compiled_programs_are_timed_by_the_places_of_chips(group
     places = [(x, y, 0) for x in range(16) for y in range(16)]
     found = HloCollective("all-gather", len(group), 1, len(group) - 1.0, 1, tuple(group))
     assert Seconds(places)(found) == pytest.approx(1e-6 + seconds)
+
+
+@pytest.mark.parametrize(
+    ("group", "bytes_time", "hops"),
+    [
+        (range(8), 7 / 450e9, 7 * 6e-7),
+        (range(0, 64, 8), 7 / 50e9, 7 * 5e-6),
+        (range(64), 7 / 50e9 + 56 / 450e9, 7 * 5e-6 + 7 * 6e-7),
+    ],
+)
+def test_collectives_of_compiled_programs_are_timed_by_the_servers_of_gpus(group, bytes_time, hops):
+    found = HloCollective("all-gather", len(group), 1, len(group) - 1.0, 1, tuple(group))
+    assert ServerSeconds(H100)(found) == pytest.approx(H100.start + hops + bytes_time)
+
+
+@pytest.mark.parametrize(("pairs", "rate"), [(((0, 1), (1, 0)), 450e9), (((0, 1), (7, 8)), 50e9)])
+def test_permutes_of_compiled_programs_are_as_fast_as_their_slowest_pair(pairs, rate):
+    found = HloCollective("collective-permute", 2, 10**9, 1e9, 1, pairs=pairs)
+    assert ServerSeconds(H100)(found) == pytest.approx(1e9 / rate, rel=0.01)
 
 
 def test_rank_correlation_does_not_ask_how_far_apart_values_are():

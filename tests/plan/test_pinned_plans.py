@@ -20,6 +20,7 @@ from plan_edits import MLP
 import sdy_jax as sdy
 from sdy_jax.cli.main import main
 from sdy_jax.ir.parsers import parse_axis_lists
+from sdy_jax.plan.digests import costs_from, recorded_costs
 from sdy_jax.plan.pinning import pinned as pinned_plans
 from sdy_jax.plan.record import files
 
@@ -492,3 +493,10 @@ def test_the_command_line_saves_and_pins(tmp_path, monkeypatch, capsys):
     assert main(["plan", *command, "--pin", "f.json"]) == 1
     said = capsys.readouterr().err
     assert "f.json is not the plan of f any more" in said and "m.py:3" in said
+
+
+@pytest.mark.parametrize("machine", ["2 x mi300x x8", "2 x h100 x8", "2 x v5e x8", ""])
+def test_files_have_all_that_a_cost_model_says(machine):
+    mesh = sdy.Mesh.of(data=16)
+    costs = sdy.CostModel.of_machine(machine, mesh) if machine else sdy.CostModel()
+    assert costs_from(recorded_costs(costs)) == costs

@@ -116,6 +116,8 @@ class RecordedCosts:
     copies: tuple[float, ...] = ()
     combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
+    peers: tuple[RecordedRate, ...] = ()
     rounds: float = 1.0
     moved: float = 1.0
     machine: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.ir.meshes import Mesh
 from sdy_jax.lowering.ops.products import pace
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.schedule.timeline import Repeated, TimeSlice
@@ -133,19 +133,12 @@ def _traffic(plan: Answers) -> float:
 
 
 def _of_links(plan: Answers, lanes: Sequence[RecordedLane]) -> Iterator[RecordedResource]:
-    """What is sent over the links of each set of axes, at the rate of those that it runs over: of the part of an axis
-    between hosts, at that of the network."""
+    """What is sent over the links of each set of axes, at the rate of those that it runs over."""
     mesh, sent = plan.program.mesh, {lane: list[tuple[float, float]]() for lane in lanes}
     for record in plan.collectives:
         if record.wire_bytes and (lane := links_of(record, mesh)) in sent:
             wire = record.estimated_times * record.wire_bytes
-            sent[lane].append((wire, wire / _bandwidth(record, mesh, plan.costs)))
+            sent[lane].append((wire, wire / plan.costs.speed(record.kind, record.axes, mesh)))
     for lane, found in sent.items():
         wire, seconds = (math.fsum(each) for each in zip(*found, strict=True))
         yield RecordedResource(lane.name, wire, wire / seconds)
-
-
-def _bandwidth(record: CollectiveRecord, mesh: Mesh, costs: CostModel) -> float:
-    """The bytes per second that a device sends, of the slowest of the links."""
-    axes = record.axes or tuple(AxisRef(axis.name) for axis in mesh.axes)
-    return costs.speed(axes, mesh)

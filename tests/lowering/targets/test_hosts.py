@@ -162,6 +162,34 @@ def test_usual_hosts_hold_what_links_join():
         Hosts.of("h100").usual(12)
 
 
+# A network and the links of hosts at once: only what has to goes over the network.
+
+
+@pytest.mark.parametrize(
+    ("kind", "across"),
+    [
+        ("all_gather", 7),  # of 63 blocks, one from each other server
+        ("reduce_scatter", 7),
+        ("all_reduce", 7),
+        ("all_to_all", 56),  # to all devices of other servers
+        ("collective_permute", 63),
+    ],
+)
+def test_over_hosts_each_device_sends_its_part_of_what_leaves_them(kind, across):
+    mesh = Mesh.of(data=64)
+    costs = CostModel.of_machine("8 x h100 x8", mesh)
+    assert costs.network == ("data:(1)8",)
+    wanted = across / 63 / 50e9 + (63 - across) / 63 / 450e9
+    assert 1 / costs.speed(kind, [AxisRef("data")], mesh) == pytest.approx(wanted)
+    inside, outside = (AxisRef.sub("data", *part) for part in ((8, 8), (1, 8)))
+    assert costs.speed(kind, [inside], mesh) == 450e9 and costs.speed(kind, [outside], mesh) == 50e9
+    two = Mesh.of(servers=8, gpus=8)
+    costs = CostModel.of_machine("8 x h100 x8", two)
+    assert 1 / costs.speed(kind, [AxisRef("servers"), AxisRef("gpus")], two) == pytest.approx(wanted)
+    slowest = dataclasses.replace(costs, network=())
+    assert slowest.speed(kind, [AxisRef("servers"), AxisRef("gpus")], two) == 50e9
+
+
 # Links of each pair: a device sends to n others over n of its links.
 
 

@@ -148,7 +148,8 @@ def test_parts_with_rates_of_their_own_are_not_on_the_torus():
     model = CostModel.of_machine("tpu v5e", mesh, {"data:(1)2": 3e9})
     slow, fast = (AxisRef.canonical("data", before, size, mesh) for before, size in ((1, 2), (2, 256)))
     assert not model.link(slow, mesh).lines and len(model.link(fast, mesh).lines) == 2
-    assert model.speed([fast], mesh) == 180e9 and model.speed([slow], mesh) == model.speed([slow, fast], mesh) == 3e9
+    assert [link.speed for link in model.links([slow, fast], mesh)] == [3e9, 180e9]
+    assert [link.is_network for link in model.links([AxisRef("data")], mesh)] == [True, False]
 
 
 def test_links_are_cut_with_their_lines():
