@@ -304,9 +304,9 @@ class _MemorySearch:
         if fits and not self._budget.allows(trial, self._baseline):
             best, trial = self._send_less(best, trial)
         quickest = self._with_copies(best, {})
-        if fits or self._budget.usual:
-            self._save(best, quickest)
-        if fits or any(self._budget.fits(each) and each.exposed <= quickest.exposed for each in self.trials.values()):
+        self._save(best, quickest)
+        made = [trial for trial in self.trials.values() if trial is not self._baseline]
+        if fits or any(self._budget.fits(each) and each.exposed <= quickest.exposed for each in made):
             yield list(self.trials.values())
         else:
             yield from (list(self.trials.values()) for _ in self._raise_multipliers(best, trial))
@@ -424,6 +424,8 @@ class _MemorySearch:
                 trial = self._with_copies(chosen, {})
                 if before.any() and trial.peak.total < _JUMP * held:
                     jumps.append((before, multipliers, held))
+                elif jumps:  # dearer ones hold little less
+                    break
         for low, high, held in jumps[-1:]:
             for _ in range(_CLOSER + 1):
                 between = _between(low, high)

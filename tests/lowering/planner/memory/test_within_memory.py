@@ -214,18 +214,31 @@ def test_effort_is_a_number_of_choices(options):
         sdy.partition(lambda x: x, mesh=LINE, layouts="local", effort=2)
 
 
-def test_what_a_compiler_hides_is_not_held_instead():
-    """Weights that are gathered in each trip are sent twice, beside products; before the loop once, beside nothing."""
+def scanned_on_h100s(layers, **options):
+    """The plan of a step over so many layers of 512 MiB, whose weights eight devices share."""
     described = AbstractMesh((8,), ("x",), abstract_device=AbstractDevice("NVIDIA H100 80GB HBM3", 1, "gpu"))
-    sizes = (40, 4096, 16384), (40, 16384, 4096), (32768, 4096)
+    sizes = (layers, 4096, 16384), (layers, 16384, 4096), (32768, 4096)
     up, down, rows = (jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes)
     given, made = (P(None, "x"), P("x"), P("x")), (P(None, "x"), P())
-    step = sdy.partition(step_of(checkpointed), mesh=described, in_shardings=given, out_shardings=made)
-    plan = step.plan((up, down), rows, rows)
-    stack = 4 * up.size
+    step = sdy.partition(step_of(checkpointed), mesh=described, in_shardings=given, out_shardings=made, **options)
+    return step.plan((up, down), rows, rows)
+
+
+def test_what_a_compiler_hides_is_not_held_instead():
+    """Weights that are gathered in each trip are sent twice, beside products; before the loop once, beside nothing."""
+    plan = scanned_on_h100s(40)
+    stack = 4 * 40 * 4096 * 16384
     assert plan.memory.peak < 2 * stack
     assert plan.wire_bytes > 3 * stack * GATHERED  # once in each pass, and gradients
     assert plan.time.hidden > plan.time.communication / 4
+
+
+@pytest.mark.parametrize("layers", [40, 120])
+def test_no_stated_limit_has_a_quicker_program_than_none(layers):
+    """Few layers' weights fit whole on a device, many do not."""
+    free = scanned_on_h100s(layers)
+    limited = scanned_on_h100s(layers, memory=int(1.2 * free.memory.peak))
+    assert free.time.total <= limited.time.total * (1 + 1e-9)
 
 
 def attended_pages(q, keys, values, table):
