@@ -30,7 +30,8 @@ def mesh_of(**sizes: int) -> AbstractMesh:
 
 MESH = mesh_of(data=2, model=4)
 H100 = sdy.CostModel.of_machine("h100", MESH)
-SPREAD = sdy.CostModel.of_machine("h100", MESH, {"data": NETWORK})
+SPREAD = replace(sdy.CostModel.of_machine("h100", MESH, {"data": NETWORK}), network=())
+"""As of libraries that send all bytes of a collective over both axes at the rate of the network."""
 V5E = sdy.CostModel.of_machine("tpu v5e", MESH)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -275,15 +276,25 @@ def test_a_program_on_local_arrays_is_its_collectives() -> None:
 def test_a_roofline_is_of_what_the_plan_counts() -> None:
     plan, roofline = plan_of("layers, over a network"), record_of("layers, over a network").roofline
     assert roofline is not None
-    compute, memory, links = (roofline.of(name) for name in ("compute", "memory", "data, model"))
-    assert compute is not None and memory is not None and links is not None
+    compute, memory, data = (roofline.of(name) for name in ("compute", "memory", "data"))
+    assert compute is not None and memory is not None and data is not None
     assert compute.amount == plan.record().flops and compute.peak == pytest.approx(989e12)
     assert memory.peak == pytest.approx(3.35e12) and memory.amount > plan.memory.arguments
-    # Of the seven blocks that a device receives, one comes over its own port of the network.
-    assert links.peak == close(7 / (1 / NETWORK + 6 / 450e9)) and links.amount == close(plan.wire_bytes)
-    assert roofline.bound is links and roofline.seconds == plan.time.total
+    assert data.peak == NETWORK
+    links = [each for each in roofline.resources if each.name not in ("compute", "memory")]
+    assert math.fsum(each.amount for each in links) == close(plan.wire_bytes)
+    assert roofline.bound is data and roofline.seconds == plan.time.total
     assert roofline.mfu == close(plan.record().flops / compute.peak / plan.time.total)
     assert all(0 < roofline.share(each) <= 1 for each in roofline.resources)
+
+
+def test_over_a_network_and_other_links_bytes_have_the_rate_of_both() -> None:
+    """Of the seven blocks that a device receives, one comes over its own port of the network."""
+    costs = replace(SPREAD, network=("data",))
+    plan = step_of_layers(costs, 2 * ROWS)
+    links = plan.record().roofline.of("data, model")
+    assert links is not None and links.peak == close(7 / (1 / NETWORK + 6 / 450e9))
+    assert links.amount == close(plan.wire_bytes)
 
 
 def test_bytes_have_no_roofline() -> None:
@@ -318,7 +329,7 @@ def test_nothing_is_used_beyond_its_peak(name: str) -> None:
 def test_the_text_of_a_plan_says_what_it_uses_and_the_bound() -> None:
     record = record_of("layers, over a network")
     (line,) = (line for line in str(record).splitlines() if line.startswith("  uses"))
-    said = "9.9% of peak compute (MFU), 22% of memory bandwidth, links 45% data+model; bound by data+model"
+    said = "9.0% of peak compute (MFU), 20% of memory bandwidth, links 31% data, 10% model; bound by data"
     assert line == f"  uses      {said}"
     assert "  uses" not in str(record_of("layers in bytes"))
 
