@@ -220,7 +220,8 @@ class CostModel:
             raise SdyError(f"CostModel: machine={self.machine!r}: {no_machine(self.machine)}")
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
         object.__setattr__(self, "network", tuple(sorted(self.network)))
-        self._check_torus()
+        self._check_names("torus")
+        self._check_names("network")
         if not isinstance(self.copies, Copies):
             object.__setattr__(self, "copies", Copies(self.copies))
         object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
@@ -228,12 +229,12 @@ class CostModel:
         rates = {self.moved, *numbers_of(self.bandwidth)}
         object.__setattr__(self, "is_default", is_free and not self.torus and rates <= {1.0})
 
-    def _check_torus(self) -> None:
+    def _check_names(self, name: str) -> None:
         known = [axis for axis, _ in self.bandwidth] if isinstance(self.bandwidth, tuple) else []
-        unknown = [axis for axis in self.torus if known and axis not in known]
+        unknown = [axis for axis in getattr(self, name) if known and axis not in known]
         if unknown:
             near, has = did_you_mean(unknown[0], known), listed(map(repr, known))
-            raise SdyError(f"CostModel: torus has {unknown[0]!r}, and bandwidth has not; {near}expected some of {has}")
+            raise SdyError(f"CostModel: {name} has {unknown[0]!r}, and bandwidth has not; {near}expected some of {has}")
 
     @property
     def may_repeat(self) -> bool:
@@ -349,7 +350,9 @@ class CostModel:
 
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
         """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
-        return replace(self, **measured_fields(found, mesh, self.machine, self.torus), origin=origin)
+        network = tuple([axis for axis in self.network if axis in found.axes])  # no parts: axes were measured whole
+        fields = measured_fields(found, mesh, self.machine, self.torus)
+        return replace(self, **fields, network=network, origin=origin)
 
     def check_axes(self, mesh: Mesh, where: str = "the mesh") -> None:
         """Whether rates that are given by axis are known of a mesh's axes; `where` is what has it, for the message.

@@ -309,8 +309,7 @@ def speed(kind: str, links: Sequence[Link]) -> float:
     The slowest one decides. Over a network and a machine's own links, libraries send over the network only what has to
     go there, each device its part, and the rest over the others: NCCL's rings use the network of each device
     (nccl-tests 290: 46 to 48 of 50 GB/s each), and between slices of TPUs XLA sends what was scattered within them
-    (2026-11, libtpu 0.0.52).
-    Where each pair has its own link, g devices use g-1 of each other's, and a permute one.
+    (2026-11, libtpu 0.0.52). Where each pair has its own link, g devices use g-1 of each other's, and a permute one.
 
     >>> server, network = Link(8, 450e9), Link(8, 50e9, is_network=True)
     >>> [round(speed(kind, [network, server]) / 1e9) for kind in ("all_gather", "all_to_all", "collective_permute")]

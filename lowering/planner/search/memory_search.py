@@ -305,6 +305,7 @@ class _MemorySearch:
             best, trial = self._send_less(best, trial)
         quickest = self._with_copies(best, {})
         self._save(best, quickest)
+        # The baseline ends nothing: of what holds less than the cheapest choice, other choices may hide more.
         made = [trial for trial in self.trials.values() if trial is not self._baseline]
         if fits or any(self._budget.fits(each) and each.exposed <= quickest.exposed for each in made):
             yield list(self.trials.values())

@@ -169,6 +169,9 @@ COSTS = {
     "a torus of a misspelt axis": Mistake(
         lambda: CostModel(bandwidth={"data": 1e9}, torus=("dta",)), "torus has 'dta'", "did you mean 'data'?"
     ),
+    "a network of a misspelt axis": Mistake(
+        lambda: CostModel(bandwidth={"data": 1e9}, network=("dta",)), "network has 'dta'", "did you mean 'data'?"
+    ),
     "bandwidth of nothing": Mistake(
         lambda: CostModel(bandwidth={"data": 0}), "bandwidth['data']=0", "a positive number"
     ),

@@ -218,7 +218,15 @@ def test_only_rates_are_replaced():
 def test_an_axis_over_the_network_is_no_torus():
     slices = np.array([[SimpleNamespace(**vars(TPUS.devices[0, 0]), slice_index=n)] * 4 for n in (0, 1)])
     mesh = SimpleNamespace(devices=slices, axis_names=TPUS.axis_names, shape=TPUS.shape)
-    assert sdy.CostModel.of_mesh(mesh).with_rates(measured(), mesh, "measured").torus == ("model",)
+    costs = sdy.CostModel.of_mesh(mesh).with_rates(measured(), mesh, "measured")
+    assert costs.torus == ("model",) and costs.network == ("data",)
+
+
+def test_an_axis_that_is_measured_whole_has_no_part_over_the_network():
+    """As fast as its collectives were, which went over both."""
+    published = sdy.CostModel.of_machine("tpu v5e", TPUS.axis_names, {"model:(1)2": 3e9})
+    costs = published.with_rates(measured(), TPUS, "measured")
+    assert published.network == ("model:(1)2",) and costs.network == () and not costs.major_parts
 
 
 def test_what_all_collectives_rearrange_is_a_part_of_measured_times():
