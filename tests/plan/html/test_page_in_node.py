@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from page_in_node import NODE, opened
 from places import ROOT
-from timed_plans import H100, MANY, ROWS, SPREAD, many_layers, step_of_layers
+from timed_plans import H100, MANY, ROWS, SPREAD, layer, many_layers, step_of_layers
 
 from sdy_jax.plan.page.html import page
 from sdy_jax.plan.record.record import PlanRecord
@@ -150,7 +150,7 @@ def test_the_reason_of_a_layout_is_on_the_page() -> None:
       return [changed.length, known.length, app.plan.names[known[0]], byId("details").text]; })()"""
     changed, known, name, text = opened(record, body)
     assert known >= 0.5 * changed > 0
-    saves = {str(reason.saves) for reason in plan.why("timed_plans.py:43").instead}
+    saves = {str(reason.saves) for reason in plan.why(f"timed_plans.py:{layer.__code__.co_firstlineno + 2}").instead}
     assert name and any(f"this saves {each}." in " ".join(text.split()) for each in saves) and "plan.why" not in text
     without = opened(
         plan.record(), "savings([...Array(app.plan.valueCount).keys()].find((v) => app.plan.isChanged(v)))"
