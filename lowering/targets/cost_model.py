@@ -89,8 +89,11 @@ def _check_mesh(mesh: Any, function: str) -> None:
         )
 
 
-def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tuple[str, ...]) -> dict[str, Any]:
-    """The rates that were measured on a mesh; `torus`: the axes along which devices reach only their neighbours."""
+def measured_fields(
+    found: Calibration, mesh: AnyMesh, machine: str, torus: tuple[str, ...], network: tuple[str, ...]
+) -> dict[str, Any]:
+    """The rates that were measured on a mesh; `torus`: the axes along which devices reach only their neighbours;
+    `network`: those, and parts of axes, that run over a network."""
     family = family_of(mesh)
     over_network = axes_over_network(mesh, machine) if torus else {}
     torus = tuple(axis for axis in torus if axis not in over_network)
@@ -107,6 +110,7 @@ def measured_fields(found: Calibration, mesh: AnyMesh, machine: str, torus: tupl
         "copies": copies._replace(sent=0.0),  # those of all kinds are a part of what was measured
         "combines": tuple(family.compiler.collectives.combines),
         "torus": torus,
+        "network": tuple([axis for axis in network if axis in found.axes]),  # no parts: axes were measured whole
         "peers": 0,  # an axis was measured as long as it is
     }
 
@@ -350,9 +354,7 @@ class CostModel:
 
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
         """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
-        network = tuple([axis for axis in self.network if axis in found.axes])  # no parts: axes were measured whole
-        fields = measured_fields(found, mesh, self.machine, self.torus)
-        return replace(self, **fields, network=network, origin=origin)
+        return replace(self, **measured_fields(found, mesh, self.machine, self.torus, self.network), origin=origin)
 
     def check_axes(self, mesh: Mesh, where: str = "the mesh") -> None:
         """Whether rates that are given by axis are known of a mesh's axes; `where` is what has it, for the message.

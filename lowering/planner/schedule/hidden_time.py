@@ -50,15 +50,10 @@ class HiddenCollectives:
     def __init__(self, inserted: Inserted):
         self.others, self._hidden = dict(inserted), dict[int, CollectiveRecord]()
 
-    def hide(self, collective: ir.Operation, hidden: float) -> None:
-        """Says for how long of its time a ring hides one."""
+    def hide(self, collective: ir.Operation, hidden: float = 0.0, is_ahead: bool = False) -> None:
+        """Says for how long of its time a ring hides one, and whether it runs a trip ahead of its loop."""
         record = self.others.pop(collective)
-        self._hidden[id(record)] = replace(record, hidden=hidden)
-
-    def send_ahead(self, collective: ir.Operation) -> None:
-        """Says that one runs a trip ahead of its loop."""
-        record = self.others.pop(collective)
-        self._hidden[id(record)] = replace(record, is_ahead=True)
+        self._hidden[id(record)] = replace(record, hidden=hidden, is_ahead=is_ahead)
 
     def reported(self, report: PartitionReport) -> Inserted:
         """Puts the new records in the place of the old ones; the other collectives."""
@@ -202,7 +197,6 @@ _TRAFFIC = 3.0
 """Bytes of memory per byte on the wire. Given: what is sent is read, what is received is written, and it is read once
 more by what needs it, or adds it up."""
 
-
 _COPIED = 2
 """How often what runs a trip ahead is read or written beside. Given: what one trip fetched is read while the next is
 written, so a loop copies it into what it carries."""
@@ -229,29 +223,15 @@ def hidden_by_work(placed: PlacedProgram, setting: Setting) -> float:
     if setting.costs.unit != "seconds":
         return 0.0
     work = WorkTimes(placed.partitioned, setting.costs)
-    return schedule_of(placed, placed.inserted, setting, work).of(placed.partitioned.main.blocks[0]).hidden
-
-
-def schedule_of(
-    placed: PlacedProgram,
-    inserted: Inserted,
-    setting: Setting,
-    work: WorkTimes,
-    busy: Mapping[Op, float] | None = None,
-) -> Schedule:
-    """That of a partitioned module as it is now, whose own collectives are known.
-
-    Args:
-        placed: the module.
-        inserted: the collectives that the partitioner made, without those in rings.
-        setting: what collectives cost, and the devices.
-        work: the times of the module's ops.
-        busy: how long rings keep the links busy while ops compute.
-    """
-    records = placed.report.written | dict(inserted)
-    sendings = {op: Sending((op,), records[op.mlir]) for op in placed.partitioned.ops if op.mlir in records}
     starts = setting.target.compiler.collectives.starts
-    return Schedule(work, sendings, placed.mesh, setting.costs, starts, busy)
+    schedule = Schedule(work, sendings_of(placed), placed.mesh, setting.costs, starts)
+    return schedule.of(placed.partitioned.main.blocks[0]).hidden
+
+
+def sendings_of(placed: PlacedProgram) -> dict[Op, Sending]:
+    """The collectives of a partitioned module as it is now, those that the program holds itself among them."""
+    records = placed.report.written | dict(placed.inserted)
+    return {op: Sending((op,), records[op.mlir]) for op in placed.partitioned.ops if op.mlir in records}
 
 
 class Sending(NamedTuple):

@@ -27,9 +27,10 @@ from sdy_jax.lowering.planner.schedule.hidden_time import (
     HiddenCollectives,
     Inserted,
     Schedule,
+    Sending,
     WorkTimes,
     counted_share,
-    schedule_of,
+    sendings_of,
 )
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
@@ -73,7 +74,7 @@ def gathers_ahead(placed: PlacedProgram, schedule: Schedule, room: Callable[[], 
 def mark_ahead(found: Sequence[Ahead], hiding: HiddenCollectives) -> None:
     """Marks gathers that run one trip ahead, with the stacks that their loops fill."""
     for op, count in found:
-        hiding.send_ahead(op.mlir)
+        hiding.hide(op.mlir, is_ahead=True)
         integers = ir.IntegerType.get_signless(64, op.mlir.context)
         op.set_attribute(PREFETCHED, ir.IntegerAttr.get(integers, count))
     for loop in dict.fromkeys(op.block.parent for op, _ in found if op.block is not None):
@@ -150,19 +151,16 @@ class RingProduct(NamedTuple):
     marked: Sequence[Op]
 
 
-def ring_products(placed: PlacedProgram, inserted: Inserted, costs: CostModel) -> list[RingProduct]:
-    """The products and collectives of a partitioned module that run as rings; none where the model does not know time.
+def ring_products(placed: PlacedProgram, inserted: Inserted, times: _Times) -> list[RingProduct]:
+    """The products and collectives of a partitioned module that run as rings.
 
     Args:
         placed: the module, whose collectives are all there.
         inserted: those that nothing hides yet.
-        costs: what decides.
+        times: of its products and collectives, which decide.
     """
-    if costs.unit != "seconds":
-        return []
-    graph, found = placed.partitioned, list[RingProduct]()
-    times, busy = _Times(graph, placed.mesh, costs), set[Op]()
-    for pair in _pairs(graph, inserted, placed.mesh):
+    found, busy = list[RingProduct](), set[Op]()
+    for pair in _pairs(placed.partitioned, inserted, placed.mesh):
         saved = times.saved(pair)
         if pair.product not in busy and saved >= _LEAST_SAVING * times.of_collective(pair):
             busy.add(pair.product)
@@ -312,16 +310,16 @@ def overlap_of(placed: PlacedProgram, setting: Setting, room: Callable[[], float
         setting: what collectives cost, and the devices.
         room: says the bytes that a device may hold beside those that it holds if none runs ahead.
     """
-    costs, mesh = setting.costs, placed.mesh
+    costs, mesh, starts = setting.costs, placed.mesh, setting.target.compiler.collectives.starts
     if costs.unit != "seconds":
         return Overlap()
-    work = WorkTimes(placed.partitioned, costs)
-    found = gathers_ahead(placed, schedule_of(placed, placed.inserted, setting, work), room)
-    moved = dict(placed.inserted)
-    fetched = {op.mlir: replace(moved.pop(op.mlir), is_ahead=True) for op, _ in found}
-    rings = ring_products(placed, moved, costs)
-    turned = [(moved.pop(ring.collective.mlir), ring.saved) for ring in rings]
+    times, sendings = _Times(placed.partitioned, mesh, costs), sendings_of(placed)
+    found = gathers_ahead(placed, Schedule(times, sendings, mesh, costs, starts), room)
+    sendings |= {op: Sending((op,), replace(sendings[op].record, is_ahead=True)) for op, _ in found}
+    fetched = {op.mlir for op, _ in found}
+    rings = ring_products(placed, {op: each for op, each in placed.inserted.items() if op not in fetched}, times)
+    turned = [(sendings.pop(ring.collective).record, ring.saved) for ring in rings]
     busy = {ring.product: ring.saved for ring in rings}
-    ran = schedule_of(placed, moved | fetched, setting, work, busy).of(placed.partitioned.main.blocks[0])
+    ran = Schedule(times, sendings, mesh, costs, starts, busy).of(placed.partitioned.main.blocks[0])
     saved = [record.estimated_times * time * (1 - counted_share(record, costs, mesh)) for record, time in turned]
     return Overlap(found, rings, ran.hidden, math.fsum(saved) + ran.saved)

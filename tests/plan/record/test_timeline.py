@@ -150,9 +150,9 @@ def test_layers_in_a_loop_take_as_long_as_one_by_one() -> None:
 
 
 def test_what_compilers_hide_begins_while_something_is_computed() -> None:
-    timeline = record_of("a trip ahead of others").timeline
+    timeline = record_of("layers, over a network").timeline
     hidden = [each for each in timeline.slices if each.hidden]
-    assert hidden and {timeline.lanes[each.lane].name for each in hidden} == {"x"}
+    assert hidden and {timeline.lanes[each.lane].name for each in hidden} <= {"data", "model"}
     work = [each for each in timeline.slices if each.collective is None]
     for each in hidden:
         assert any(a.start <= each.start + 1e-15 and each.start < a.end for a in work)
