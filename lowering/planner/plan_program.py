@@ -101,8 +101,8 @@ def _combined(
     if placed.module is not module:
         replace_contents(module, placed.module)
     if combined is not None:  # what runs as one takes less, and starts when all of it is there
-        starts = setting.target.compiler.collectives.starts
-        timing = Timing(Graph(module), report.op_times, report.collectives, placed.mesh, setting.costs, starts)
+        compiler = setting.target.compiler.collectives
+        timing = Timing(Graph(module), report.op_times, report.collectives, placed.mesh, setting.costs, compiler)
         report.hidden = timing.ran.hidden
     return report
 

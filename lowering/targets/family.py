@@ -170,6 +170,7 @@ class Collectives:
         joins_major: blocks are joined along the major dimension only: what is gathered along another one is transposed
             before a loop reads it, and a whole stack of which a loop gathers layers so.
         along_lines: a reduce-scatter runs along one dimension of a torus; of others become all_reduces.
+        units: the share of a device's units of work that send, where no engines do.
     """
 
     starts: frozenset[str] = frozenset()
@@ -178,6 +179,7 @@ class Collectives:
     merges: bool = False
     joins_major: bool = False
     along_lines: bool = False
+    units: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

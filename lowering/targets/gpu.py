@@ -39,6 +39,10 @@ layer norm, take twice the memory of what they read with rows of 512 to 16384 el
 
 _COMBINED = frozenset(("all_gather", "all_reduce", "reduce_scatter"))
 
+_SENDING = 20 / 132
+"""The share of a GPU's multiprocessors that send. Published (DeepSeek-V3, section 3.2.2: 20 of an H800's fill its
+NVLink and InfiniBand)."""
+
 
 def _copies(memory: float, launch: float) -> Copies:
     """What is sent is read and written once more, in the buffers of NCCL."""
@@ -125,7 +129,9 @@ GPU = Family(
     Compiler(
         Fusion(dear_again=True, rows=_ROWS),
         order=Order(reduces_late=True, multiplies_late=True),
-        collectives=Collectives(starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True),
+        collectives=Collectives(
+            starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True, units=_SENDING
+        ),
     ),
     Arrays(copies=_copies),
     Forms(in_order=True),

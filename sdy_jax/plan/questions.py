@@ -261,8 +261,8 @@ class Figures(PlanFacts):
         costs, mesh = self.costs, self.program.mesh
         if "partitioned" not in self.stages:
             return timeline_without_ops((one.sending_time(costs, mesh), one) for one in self.collectives)
-        starts = self.target.compiler.collectives.starts
-        return timeline_of(Timing(self.graph, self.op_times, self.collectives, mesh, costs, starts))
+        compiler = self.target.compiler.collectives
+        return timeline_of(Timing(self.graph, self.op_times, self.collectives, mesh, costs, compiler))
 
     @cached_property
     def padding(self) -> tuple[PaddedValue, ...]:

@@ -6,7 +6,7 @@ See docs/explanation/schedule.md#what-compilers-hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.family import Collectives
 from sdy_jax.shardy.rules import RuleBook
 from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers, operations_of
 
@@ -64,6 +65,21 @@ class HiddenCollectives:
 # How long the products and kernels of a partitioned program compute, by the cost model.
 
 
+class Demands(NamedTuple):
+    """How long work takes a device's units, and its memory; both at once, so it takes the longer of the two."""
+
+    units: float = 0.0
+    memory: float = 0.0
+
+    def times(self, share: float) -> Demands:
+        """Those of a part of it, or of several executions."""
+        return Demands(share * self.units, share * self.memory)
+
+    def and_(self, other: Demands) -> Demands:
+        """Those of both."""
+        return Demands(self.units + other.units, self.memory + other.memory)
+
+
 class WorkTimes:
     """Times on one device. Only products and kernels are counted: what else there is mostly fuses with them.
 
@@ -72,23 +88,28 @@ class WorkTimes:
 
     def __init__(self, graph: Graph, costs: CostModel):
         self._costs, self._local, self._rules = costs, LocalBytes(graph), RuleBook()
-        self._found = dict[Op, float]()
+        self._found = dict[Op, Demands]()
         self.bytes = self._local.of
 
     def of(self, op: Op) -> float:
         """The time of one execution."""
+        return max(self.demands(op))
+
+    def demands(self, op: Op) -> Demands:
+        """What one execution takes of the device."""
         if not takes_long(op):
-            return 0.0
+            return Demands()
         if op not in self._found:
-            self._found[op] = self._time(op)
+            operations, moved = self._amounts(op)
+            self._found[op] = Demands(self._costs.flop * operations, self._costs.memory * moved)
         return self._found[op]
 
-    def _time(self, op: Op) -> float:
+    def _amounts(self, op: Op) -> tuple[float, float]:
+        """Its operations, and the bytes that it reads and writes."""
         work = stated_work(op) if op.name == "stablehlo.custom_call" else None
         if work is not None:
-            operations, moved = (self._share(op, whole, work.uneven) for whole in (work.operations, work.bytes))
-            return self._costs.work_time(operations, moved)
-        return self._costs.work_time(self.operations(op), sum(self.touched(op)))
+            return self._share(op, work.operations, work.uneven), self._share(op, work.bytes, work.uneven)
+        return self.operations(op), sum(self.touched(op))
 
     def operations(self, product: Op) -> float:
         """A product's operations on one device, in those of bfloat16 that take as long."""
@@ -189,10 +210,6 @@ def _most(counts: list[Mapping[object, int]]) -> Mapping[object, int]:
 # collective at a time, while products run; what is not done when it is needed is waited for. A collective of a kind for
 # which a compiler has no start is waited for at once. See docs/explanation/schedule.md#what-compilers-hide.
 
-_UNSURE = 0.1
-"""The share of hidden time that counts whatever is sent: compilers hide less than the model says. Guessed: with none,
-programs send more bytes for hundredths of their time; with a third, layers are gathered before loops that hide them."""
-
 _TRAFFIC = 3.0
 """Bytes of memory per byte on the wire. Given: what is sent is read, what is received is written, and it is read once
 more by what needs it, or adds it up."""
@@ -202,29 +219,12 @@ _COPIED = 2
 written, so a loop copies it into what it carries."""
 
 
-def counted_share(record: CollectiveRecord, costs: CostModel, mesh: Mesh) -> float:
-    """The share of a collective's time that counts though it is hidden: what it takes beside bytes, in which units
-    wait, and a part of the memory's rate, which the work beside it lacks. That is much of small collectives and over
-    fast links, and little of large ones over a network.
-
-    By it BERT on 8 H100s sends 1.1 GiB, not 2.25 in 290 gathers more, which would save 4 of 42 ms if all were hidden
-    (2026-11, `scripts/bench_models`).
-    """
-    sent = record.sending_time(costs, mesh)
-    if not sent:
-        return 1.0
-    sending = min(record.bytes_time(costs, mesh), sent)
-    counted = sent - (1 - _UNSURE) * sending + costs.memory * _TRAFFIC * record.wire_bytes
-    return min(1.0, counted / sent)
-
-
 def hidden_by_work(placed: PlacedProgram, setting: Setting) -> float:
     """The time of a module's collectives that a compiler hides, in all executions; none where the model knows none."""
     if setting.costs.unit != "seconds":
         return 0.0
-    work = WorkTimes(placed.partitioned, setting.costs)
-    starts = setting.target.compiler.collectives.starts
-    schedule = Schedule(work, sendings_of(placed), placed.mesh, setting.costs, starts)
+    work, compiler = WorkTimes(placed.partitioned, setting.costs), setting.target.compiler.collectives
+    schedule = Schedule(work, sendings_of(placed), placed.mesh, setting.costs, compiler)
     return schedule.of(placed.partitioned.main.blocks[0]).hidden
 
 
@@ -250,11 +250,13 @@ class Wait(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """So long a collective is sent while an op of the block computes."""
+    """A collective is sent while an op of the block computes, which hides it for so long, and is `slowed` for so long,
+    as both need the same units or the same memory."""
 
     op: Op
     sending: Sending
     time: float
+    slowed: float
 
 
 @dataclass(slots=True)
@@ -264,8 +266,8 @@ class Ran:
     Attributes:
         time: of its products and kernels, and of waiting.
         idle: how long of that links send nothing.
+        demands: what products and kernels need meanwhile.
         hidden: the time of its collectives that is hidden.
-        saved: what of that counts.
         waits, beside: what the two are made of, in the order in which they come; inside of `inner` blocks they have
             their own.
         inner: how the blocks of its ops run, and how often each time, by op.
@@ -273,8 +275,8 @@ class Ran:
 
     time: float = 0.0
     idle: float = 0.0
+    demands: Demands = field(default_factory=Demands)
     hidden: float = 0.0
-    saved: float = 0.0
     waits: list[Wait] = field(default_factory=list)
     beside: list[Beside] = field(default_factory=list)
     inner: dict[Op, list[tuple[float, Block, Ran]]] = field(default_factory=dict)
@@ -287,7 +289,7 @@ class Schedule:
         work: the times of the program's ops.
         sendings: its collectives by their ops, the members of a bucket with the same one.
         mesh, costs: of the program.
-        starts: the kinds of collectives that are started before they are waited for, beside those that run ahead.
+        compiler: says which collectives are started before they are waited for, beside those that run ahead.
         busy: how long rings keep the links busy while ops compute.
     """
 
@@ -297,10 +299,10 @@ class Schedule:
         sendings: Mapping[Op, Sending],
         mesh: Mesh,
         costs: CostModel,
-        starts: Collection[str],
+        compiler: Collectives,
         busy: Mapping[Op, float] | None = None,
     ):
-        self.work, self._sendings, self._mesh, self._costs, self._starts = work, sendings, mesh, costs, starts
+        self.work, self._sendings, self._mesh, self._costs, self._compiler = work, sendings, mesh, costs, compiler
         self._busy = busy or {}
 
     def of(self, block: Block) -> Ran:
@@ -320,16 +322,21 @@ class Schedule:
         places = {op: place for place, op in enumerate(ops)}
         ready: dict[int, list[_OnItsWay]] = {}
         for members in self._started(ops).values():
-            sending, sent = self._sendings[members[0]], self._sent(self._sendings[members[0]])
+            sending = self._sendings[members[0]]
+            sent, waited = self._sent(sending), self.around(sending)
             if sending.record.is_ahead:
-                start, needed, waited = 0, len(ops) - 1, min(sent, self.copying(members[0]))
+                start, needed, waited = 0, len(ops) - 1, min(sent, waited + self.copying(members[0]))
             else:
                 makers = [made_by(op.operands[0]) for op in members]
                 start = max([places[maker] + 1 if maker is not None and maker in places else 0 for maker in makers])
-                needed, waited = min([_needed(op.results[0], places) for op in members]), 0.0
-            on_its_way = _OnItsWay(sending, needed, sent - waited, waited, self._counted(sending))
-            ready.setdefault(start, []).append(on_its_way)
+                needed = min([_needed(op.results[0], places) for op in members])
+            ready.setdefault(start, []).append(_OnItsWay(sending, needed, sent - waited, waited))
         return ready
+
+    def around(self, sending: Sending) -> float:
+        """The time that a collective takes beside its bytes, which nothing hides: units start it, and wait for it."""
+        record = sending.record
+        return max(0.0, self._sent(sending) - record.bytes_time(self._costs, self._mesh))
 
     def copying(self, gather: Op) -> float:
         """The time that it takes to carry what is gathered a trip ahead into the next trip."""
@@ -351,24 +358,36 @@ class Schedule:
             if op is sending.ops[0] and not self._has_start(sending):
                 self._wait(ran, op, sending, self._sent(sending))
             return
-        time = self.work.of(op)
+        demands = self.work.demands(op)
+        time = max(demands)
         idle = max(0.0, time - self._busy.get(op, 0.0))
+        demands = demands.times(idle / time if time else 0.0)
         for block in inner_blocks(op):
             inner = self.of(block)
             if inner.time or inner.waits or inner.inner:
                 times = runs_each_time(block)
                 time += times * inner.time
                 idle += times * inner.idle
+                demands = demands.and_(inner.demands.times(times))
                 ran.hidden += times * inner.hidden
-                ran.saved += times * inner.saved
                 ran.inner.setdefault(op, []).append((times, block, inner))
         ran.time += time
-        for on_its_way, sent in links.send(idle):
-            idle -= sent
-            ran.hidden += sent
-            ran.saved += sent * (1 - on_its_way.counted)
-            ran.beside.append(Beside(op, on_its_way.sending, sent))
-        ran.idle += idle
+        shares, left = demands.times(1 / idle if idle else 0.0), idle
+        for sending, sent in links.send(idle):
+            left -= sent
+            slowed = sent * self._lacking(shares, sending.record)
+            ran.time += slowed
+            ran.hidden += sent - slowed
+            ran.beside.append(Beside(op, sending, sent - slowed, slowed))
+        ran.idle += left
+        ran.demands = ran.demands.and_(shares.times(left))
+
+    def _lacking(self, shares: Demands, record: CollectiveRecord) -> float:
+        """By what share of the time that something is sent work takes longer, which needs such shares of the device
+        alone: of units, or of its memory, both need more than there is."""
+        sending = record.bytes_time(self._costs, self._mesh)
+        memory = self._costs.memory * _TRAFFIC * record.wire_bytes / sending if sending else 0.0
+        return min(1.0, max(0.0, shares.units + self._compiler.units - 1, shares.memory + memory - 1))
 
     def _wait(self, ran: Ran, op: Op, sending: Sending, time: float) -> None:
         if time:
@@ -376,13 +395,10 @@ class Schedule:
             ran.waits.append(Wait(op, sending, time))
 
     def _has_start(self, sending: Sending) -> bool:
-        return sending.record.is_ahead or sending.record.kind in self._starts
+        return sending.record.is_ahead or sending.record.kind in self._compiler.starts
 
     def _sent(self, sending: Sending) -> float:
         return sending.record.sending_time(self._costs, self._mesh)
-
-    def _counted(self, sending: Sending) -> float:
-        return counted_share(sending.record, self._costs, self._mesh)
 
 
 def runs_each_time(block: Block) -> float:
@@ -393,14 +409,12 @@ def runs_each_time(block: Block) -> float:
 
 @dataclass(slots=True)
 class _OnItsWay:
-    """A collective on its way: the place where it is needed, the time that is left, the time that nothing hides, and
-    the share of hidden time that counts."""
+    """A collective on its way: the place where it is needed, the time that is left, and the time that nothing hides."""
 
     sending: Sending
     needed: int
     left: float
     waited: float
-    counted: float
 
 
 class _Links:
@@ -413,7 +427,7 @@ class _Links:
         self._sent.append(on_its_way)
         self._sent.sort(key=lambda each: each.needed)
 
-    def send(self, time: float) -> list[tuple[_OnItsWay, float]]:
+    def send(self, time: float) -> list[tuple[Sending, float]]:
         """Sends for some time, what is needed first before others; for how long each."""
         found = []
         for each in self._sent:
@@ -421,7 +435,7 @@ class _Links:
             if done:
                 each.left -= done
                 time -= done
-                found.append((each, done))
+                found.append((each.sending, done))
         return found
 
     def finish(self, place: int) -> list[tuple[Sending, float]]:

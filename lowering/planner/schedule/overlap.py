@@ -29,7 +29,6 @@ from sdy_jax.lowering.planner.schedule.hidden_time import (
     Schedule,
     Sending,
     WorkTimes,
-    counted_share,
     sendings_of,
 )
 from sdy_jax.lowering.planner.setting import Setting
@@ -98,7 +97,8 @@ def _exposed(placed: PlacedProgram, schedule: Schedule) -> Iterator[Ahead]:
         if not gathers:
             continue
         ran = schedule.of(body)
-        waits, idle = {wait.sending.ops[0]: wait.time for wait in ran.waits}, ran.idle
+        waits = {wait.sending.ops[0]: wait.time - schedule.around(wait.sending) for wait in ran.waits}
+        idle = ran.idle
         for op in gathers:
             hidden = min(waits.get(op, 0.0), idle)
             if hidden > schedule.copying(op):
@@ -284,13 +284,13 @@ class Overlap(NamedTuple):
         ahead: the gathers that run one trip ahead of their loops.
         rings: the collectives that run as rings with products.
         moved: the time of all others, and of those ahead, that is hidden.
-        saved: the time that all of it saves, which is less than what is hidden.
+        hidden: that of all of them.
     """
 
     ahead: Sequence[Ahead] = ()
     rings: Sequence[RingProduct] = ()
     moved: float = 0.0
-    saved: float = 0.0
+    hidden: float = 0.0
 
     def mark(self, inserted: Inserted, report: PartitionReport) -> Inserted:
         """Marks what runs beside work in the module that was looked at, and says so in its records. Returns the
@@ -310,16 +310,16 @@ def overlap_of(placed: PlacedProgram, setting: Setting, room: Callable[[], float
         setting: what collectives cost, and the devices.
         room: says the bytes that a device may hold beside those that it holds if none runs ahead.
     """
-    costs, mesh, starts = setting.costs, placed.mesh, setting.target.compiler.collectives.starts
+    costs, mesh, compiler = setting.costs, placed.mesh, setting.target.compiler.collectives
     if costs.unit != "seconds":
         return Overlap()
     times, sendings = _Times(placed.partitioned, mesh, costs), sendings_of(placed)
-    found = gathers_ahead(placed, Schedule(times, sendings, mesh, costs, starts), room)
+    found = gathers_ahead(placed, Schedule(times, sendings, mesh, costs, compiler), room)
     sendings |= {op: Sending((op,), replace(sendings[op].record, is_ahead=True)) for op, _ in found}
     fetched = {op.mlir for op, _ in found}
     rings = ring_products(placed, {op: each for op, each in placed.inserted.items() if op not in fetched}, times)
     turned = [(sendings.pop(ring.collective).record, ring.saved) for ring in rings]
     busy = {ring.product: ring.saved for ring in rings}
-    ran = Schedule(times, sendings, mesh, costs, starts, busy).of(placed.partitioned.main.blocks[0])
-    saved = [record.estimated_times * time * (1 - counted_share(record, costs, mesh)) for record, time in turned]
-    return Overlap(found, rings, ran.hidden, math.fsum(saved) + ran.saved)
+    ran = Schedule(times, sendings, mesh, costs, compiler, busy).of(placed.partitioned.main.blocks[0])
+    in_rings = math.fsum([record.estimated_times * time for record, time in turned])
+    return Overlap(found, rings, ran.hidden, in_rings + ran.hidden)

@@ -30,6 +30,7 @@ from sdy_jax.lowering.planner.schedule.hidden_time import (
     runs_each_time,
 )
 from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.family import Collectives
 
 # Slices of the timeline, and the loops that they are in.
 #
@@ -178,7 +179,7 @@ class Timing:
         times: what its ops take, and which send.
         collectives: those of the plan.
         mesh, costs: of the plan.
-        starts: the kinds of collectives that the compiler starts before they are waited for.
+        compiler: says which collectives are started before they are waited for.
     """
 
     graph: Graph
@@ -186,15 +187,15 @@ class Timing:
     collectives: Sequence[CollectiveRecord]
     mesh: Mesh
     costs: CostModel
-    starts: frozenset[str]
+    compiler: Collectives
 
     @cached_property
     def ran(self) -> Ran:
         """How the program runs, with what of its collectives is hidden but for rings."""
-        starts = self.starts if self.costs.unit == "seconds" else ()
+        compiler = self.compiler if self.costs.unit == "seconds" else Collectives()
         moved = {op: each.sending for each in self.sent if each.is_moved for op in each.sending.ops}
         busy = {product: each.hidden for each in self.sent if (product := each.product) is not None}
-        schedule = Schedule(WorkTimes(self.graph, self.costs), moved, self.mesh, self.costs, starts, busy)
+        schedule = Schedule(WorkTimes(self.graph, self.costs), moved, self.mesh, self.costs, compiler, busy)
         return schedule.of(self.graph.main.blocks[0])
 
     @cached_property
@@ -239,7 +240,7 @@ def timeline_without_ops(collectives: Iterable[tuple[float, CollectiveRecord]]) 
 
 class _Layout:
     """Puts slices one after the other: ops in program order, what is waited for before the op that needs it, what is
-    hidden beside the ops that hide it."""
+    hidden beside the ops that hide it, and what slows these after them."""
 
     def __init__(self, timing: Timing):
         self._timing, self._work = timing, timing.work
@@ -294,6 +295,8 @@ class _Layout:
             self._starts[op] = begin = at
             at = self._run(op, ran, at, times)
             hidden = [(self._number[id(each.sending)], each.time) for each in beside[op]]
+            for each, (number, _) in zip(beside[op], hidden, strict=True):
+                at = self._wait(number, self._op(number), at, each.slowed, times)
             self._hide([*hidden, *((each.number, each.hidden) for each in self._beside[op])], begin, times)
         return at
 

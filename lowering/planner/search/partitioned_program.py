@@ -60,8 +60,8 @@ class PartitionedProgram:
 
     @cached_property
     def exposed(self) -> float:
-        """What it costs but for what is saved as collectives run beside work."""
-        return self.cost - self.overlap.saved
+        """What it costs but for what is hidden, as collectives run beside work."""
+        return self.cost - self.overlap.hidden
 
     @cached_property
     def overlap(self) -> Overlap:

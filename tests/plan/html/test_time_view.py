@@ -127,7 +127,7 @@ def test_a_limit_that_is_near_is_a_line() -> None:
 def test_figures_are_those_of_the_plan() -> None:
     record = record_of("layers, over a network")
     said, below = shown(record, "[timeView.summary(), timeView.below().text]")
-    assert said.startswith("411 us: 166 us compute, ")
+    assert said.startswith("418 us: 166 us compute, ")
     roofline = record.roofline
     assert roofline is not None and roofline.bound is not None
     assert f"bound by {roofline.bound.name}" in below and "compute (MFU" in below and "Waited for longest" in below

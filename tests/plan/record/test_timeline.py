@@ -329,7 +329,7 @@ def test_nothing_is_used_beyond_its_peak(name: str) -> None:
 def test_the_text_of_a_plan_says_what_it_uses_and_the_bound() -> None:
     record = record_of("layers, over a network")
     (line,) = (line for line in str(record).splitlines() if line.startswith("  uses"))
-    said = "9.0% of peak compute (MFU), 20% of memory bandwidth, links 31% data, 10% model; bound by data"
+    said = "8.9% of peak compute (MFU), 19% of memory bandwidth, links 30% data, 10% model; bound by data"
     assert line == f"  uses      {said}"
     assert "  uses" not in str(record_of("layers in bytes"))
 

@@ -7,7 +7,6 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.planner.schedule.hidden_time import counted_share
 
 MESH = AbstractMesh((64,), ("fsdp",))
 DIM, WIDTH, LAYERS = 4096, 14336, 32
@@ -63,15 +62,3 @@ def test_less_memory_gives_no_faster_plan(tokens, memory):
 def test_what_nothing_hides_is_gathered_once():
     """Few tokens: a layer's work hides a tenth of its gather, so each weight is gathered for both passes."""
     assert not in_loops(plan(1024))
-
-
-@pytest.mark.parametrize(
-    ("bandwidth", "rows", "least", "most"), [(50e9, 4096, 0.1, 0.2), (450e9, 4096, 0.2, 0.6), (450e9, 8, 0.6, 1.0)]
-)
-def test_hidden_time_counts_by_what_sending_takes_beside(bandwidth, rows, least, most):
-    """A part of the memory's rate, which is little over a network and much over fast links, and what units wait."""
-    costs, mesh = sdy.CostModel.of_machine("h100", ("x",), {"x": bandwidth}), AbstractMesh((8,), ("x",))
-    gather = sdy.partition(lambda x: x + 1, mesh=mesh, in_shardings=P("x"), out_shardings=P(), costs=costs)
-    found = gather.plan(shape(rows, 2**16))
-    (record,) = found.collectives
-    assert least < counted_share(record, costs, found.program.mesh) < most
