@@ -27,12 +27,19 @@ from sdy_jax.lowering.planner.problem.layout_plan import (
     PlacedLayouts,
     ProgramChoices,
     Rewrite,
+    RewriteKind,
 )
 from sdy_jax.lowering.planner.report import ChangedLayout, InParts, LayoutChoice, Note, PartitionReport
 from sdy_jax.lowering.planner.rewrites.blocked_loops import run_in_parts
 from sdy_jax.lowering.planner.rewrites.blocking_choice import BlockingCandidate, BlockingCandidates, Sizes, tell_apart
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Growth, RuleOf
-from sdy_jax.lowering.planner.rewrites.preparation import PREPARED, erase_dead_code, in_order, prepared
+from sdy_jax.lowering.planner.rewrites.preparation import (
+    PREPARED,
+    erase_dead_code,
+    in_order,
+    prepared,
+    without_constraints,
+)
 from sdy_jax.lowering.planner.rewrites.recomputation import ProgramForm, best_program, rewritten
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
@@ -65,7 +72,7 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
     erase_marks(module)
     graph = prepared(module, setting)
     if setting.policy.layouts == "global":
-        form = _better_order(ProgramForm(LayoutSearch(graph, setting)))
+        form = _better_written(ProgramForm(LayoutSearch(graph, setting)))
         return _finished(module, form, form.search.fitting(form.found))
     placed = ProgramPlacement(graph, setting).run()
     program = PartitionedProgram(placed, setting)
@@ -124,7 +131,7 @@ def best_border(
     if not setting.available:
         setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
     search = LayoutSearch(prepared(module, setting), setting, border, incumbent)
-    search = _better_order(ProgramForm(search)).search
+    search = _better_written(ProgramForm(search)).search
     best = search.budget.best(search.fitting(search.planned()))
     if best.plan is not None:
         return best.plan.border
@@ -236,26 +243,41 @@ def partition(
     search = LayoutSearch(prepared(module, setting), setting)
     if setting.policy.memory is None and not search.can_fit:  # other layouts inside, reruns and parts do not help
         return finished(module, search, search.fitting(search.found(FEW)))
-    written = _better_order(ProgramForm(search, multipliers=FEW, incumbent=incumbent))
+    written = _better_written(ProgramForm(search, multipliers=FEW, incumbent=incumbent))
     program = _best(written, named)
     if program.fits or setting.policy.memory is None:
         return _finished(module, program, program.search.fitting(program.found))
     return _finished(module, *_below(written, program, named))
 
 
-def _better_order(written: ProgramForm) -> ProgramForm:
-    """A prepared program, or the same with the merged dimensions that loops carry in order, whichever has the better
-    plan."""
-    found = _in_order(written)
-    return min([written, found], key=ProgramForm.rank) if found is not None else written
+def _better_written(written: ProgramForm) -> ProgramForm:
+    """A prepared program, or the same without constraints, where these are hints, or with the merged dimensions that
+    loops carry in order, whichever has the better plan."""
+    for otherwise in (_without_constraints, _in_order):
+        found = otherwise(written)
+        written = min([written, found], key=ProgramForm.rank) if found is not None else written
+    return written
+
+
+def _without_constraints(written: ProgramForm) -> ProgramForm | None:
+    """A prepared program without constraints; None where there are none, or they are kept."""
+    search = written.search
+    are_hints = search.policy.constraints == "hints" and search.can_be_planned
+    graph = without_constraints(search.graph, search.setting) if are_hints else None
+    return _otherwise(written, graph, "unconstrained")
+
+
+def _otherwise(written: ProgramForm, graph: Graph | None, kind: RewriteKind) -> ProgramForm | None:
+    if graph is None:
+        return None
+    rewrites = (*written.rewrites, (Rewrite(kind), None))
+    return replace(written, search=written.search.of(graph), rewrites=rewrites)
 
 
 def _in_order(written: ProgramForm) -> ProgramForm | None:
     """A prepared program with the merged dimensions that loops carry in order; None where there are none."""
     graph = in_order(written.search.graph, written.search.setting) if written.search.can_be_planned else None
-    if graph is None:
-        return None
-    return replace(written, search=written.search.of(graph), rewrites=((Rewrite("order"), None),))
+    return _otherwise(written, graph, "order")
 
 
 def _below(written: ProgramForm, program: ProgramForm, named: Collection[Mark]) -> tuple[ProgramForm, Trials]:
@@ -337,6 +359,8 @@ def _rewritten(program: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) 
     """A program with something that is computed again, or in parts; itself where that is nothing."""
     if rewrite.kind == "order":
         return _in_order(program) or program
+    if rewrite.kind == "unconstrained":
+        return _without_constraints(program) or program
     if rewrite.kind == "parts":
         return _cut(program, rewrite) or program
     found = rewritten(program, rewrite, named)

@@ -40,6 +40,7 @@ class Memo:
 
 UNEVEN = ("pad", "replicate", "error")
 LAYOUTS = ("local", "propagated", "global")
+CONSTRAINTS = ("kept", "hints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ class Policy:
         layouts: "local": op by op, around the shardings that propagation gave. "propagated": likewise, and each value
             is brought to its propagated sharding right where it is made. "global": layouts and strategies of the whole
             program are chosen together, by what all of it costs; never dearer than "local".
+        constraints: what those inside of the program are, with "global". "kept": a value is brought to the layout that
+            one states, where that is not dearer than to take it from before. "hints": shardings are propagated from
+            them, and then the program is planned without them as well.
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
             most of what a device has; where that is not known what the "local" program needs, and a quarter.
         recompute: what is held between forward and backward pass may be computed again where a program does not fit.
@@ -99,6 +103,7 @@ class Policy:
     optimize_collectives: bool = False
     uneven: str = "pad"
     layouts: str = "global"
+    constraints: str = "kept"
     memory: float | None = None
     recompute: bool = True
     effort: int | None = None

@@ -221,8 +221,8 @@ class Side(Compiled):
 def measured(
     row: Row, how: str, limit: float, *, compiles: bool = True, layers: int = 0, kept: Path | None = None
 ) -> Side:
-    """One program of a row, in a process of its own. `how`: "ours" or "jit", and "constrained" or "auto"; `limit`:
-    seconds; `kept`: a folder of what compilers said (`models.measure`)."""
+    """One program of a row, in a process of its own. `how`: "ours" or "jit", and "constrained", "hints" or "auto";
+    `limit`: seconds; `kept`: a folder of what compilers said (`models.measure`)."""
     command = [sys.executable, str(Path(__file__)), row.name, how, str(int(compiles)), str(layers), str(kept or "")]
     passed = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # libtpu ends at flags of others
     environment = {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -261,7 +261,7 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
 
 
 def _planned(row: Row, how: set[str]) -> Side:
-    program, function = row.on_shapes("constrained" in how, "auto" in how)
+    program, function = row.on_shapes("constrained" in how, "auto" in how, **_options(how))
     devices = math.prod(row.axes.values())
     side = Side(model=program.flops / (devices * _peak(row.chips[0].split(":")[1])))
     try:
@@ -283,9 +283,13 @@ def _peak(kind: str) -> float:
 
 
 def _ours(program: Program, layout: Layout, how: set[str], side: Side) -> Any:
-    function = program.partitioned(layout, automatic="auto" in how)
+    function = program.partitioned(layout, automatic="auto" in how, **_options(how))
     _plan(function, program, side)
     return function.lower(*program.arguments)
+
+
+def _options(how: set[str]) -> dict[str, Any]:
+    return {"constraints": "hints"} if "hints" in how else {}
 
 
 def _plan(function: sdy.PartitionedFunction[..., Any], program: Program, side: Side) -> None:

@@ -60,15 +60,15 @@ class Result:
     """The sides of a row, by how it was compiled."""
 
     row: Row
-    constrained: bool
+    how: str
     ours: Side
     jit: Side | None = None
     others: list[Side] = field(default_factory=list)
-    """jit's with, or without, constraints, whichever `jit` is not."""
+    """jit's in the other ways."""
 
     @property
     def name(self) -> str:
-        return f"{self.row.name} {'constrained' if self.constrained else 'free'}"
+        return f"{self.row.name} {self.how}"
 
     def of_jit(self, what: str) -> float:
         """What it takes over what the better one of jit's programs takes that compile; 0 where there is none."""

@@ -13,7 +13,7 @@ import numpy as np
 from sdy_jax.base.errors import SdyError, with_article
 from sdy_jax.calls.meshes import check_meshes, meshes_of
 from sdy_jax.ir.jax_shardings import AnyMesh, bytes_of_text, mesh_from_jax
-from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
+from sdy_jax.lowering.planner.setting import CONSTRAINTS, LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.contracts import Budget
@@ -41,6 +41,7 @@ class Keywords(TypedDict, total=False):
     optimize_collectives: bool
     uneven: str
     layouts: str
+    constraints: str
     memory: int | str | None
     effort: int | None
     recompute: bool
@@ -73,6 +74,7 @@ class Options:
     optimize_collectives: bool = False
     uneven: str = "pad"
     layouts: str = "global"
+    constraints: str = "kept"
     memory: int | str | None = None
     effort: int | None = None
     recompute: bool = True
@@ -98,6 +100,10 @@ class Options:
         if self.layouts not in LAYOUTS:
             *others, last = map(repr, LAYOUTS)
             raise SdyError(f"layouts={self.layouts!r}; expected {', '.join(others)} or {last}")
+        if self.constraints not in CONSTRAINTS:
+            raise SdyError(f"constraints={self.constraints!r}; expected 'kept' or 'hints'")
+        if self.constraints == "hints" and self.layouts != "global":
+            raise SdyError(f"constraints='hints' needs layouts='global': with {self.layouts!r} they are kept")
         if self.combine is not None and self._combine is None:
             raise SdyError(
                 f"combine={self.combine!r}; expected None, True, False, or the bytes of a bucket, such as '4MiB'"
@@ -150,6 +156,7 @@ class Options:
             optimize_collectives=self.optimize_collectives,
             uneven=self.uneven,
             layouts=self.layouts,
+            constraints=self.constraints,
             memory=self._memory,
             effort=self.effort,
             recompute=self.recompute,

@@ -107,6 +107,7 @@ def partition(
     optimize_collectives: bool = False,
     uneven: str = "pad",
     layouts: str = "global",
+    constraints: str = "kept",
     memory: int | str | None = None,
     effort: int | None = None,
     recompute: bool = True,
@@ -161,6 +162,11 @@ def partition(
             device where it gave none) right where they are made, and taken from there: partial sums are reduced where
             they arise, in their turn to that layout. Users that need another layout get a copy, by a reshard unless
             every device can compute the value (constants, iotas).
+        constraints: what `with_sharding_constraint`, `sdy.sharding_constraint` and `reshard` say of values inside, with
+            `layouts="global"`. "kept": a value lies as stated where it is made, or is brought there, and what that
+            costs counts; the plan notes which are dear (`plan.dear_constraints`). "hints": shardings are propagated
+            from them, and the program is planned with and without them, which takes as long again; what takes less
+            runs.
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and temporaries, by
             an estimate): a number, or a text such as `"16GiB"`. By default 0.9 of the device's memory where that is
             known; if nothing fits there, a warning and the plan say so. Else what "local" needs. Where nothing fits
@@ -234,6 +240,7 @@ def partition(
         optimize_collectives,
         uneven,
         layouts,
+        constraints,
         memory,
         effort,
         recompute,

@@ -432,6 +432,11 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
         help="how layouts inside of the program are chosen: local, propagated or global, as in sdy_jax.partition",
     )
     parser.add_argument(
+        "--constraints",
+        metavar="HOW",
+        help="with --layouts global, what constraints inside are: kept or hints, as in sdy_jax.partition",
+    )
+    parser.add_argument(
         "--memory", metavar="BYTES", help="with --layouts global, what a device may hold: a number, or 16GiB"
     )
     parser.add_argument(

@@ -41,7 +41,7 @@ from sdy_jax.mesh_dialects.meshes import DeviceMesh, Devices, mesh_of, resolved_
 from sdy_jax.mesh_dialects.resolution import program_mesh
 from sdy_jax.plan.plan import Plan
 
-_CHOICES = ("optimize_collectives", "layouts", "memory", "effort")
+_CHOICES = ("optimize_collectives", "layouts", "constraints", "memory", "effort")
 _PARTITIONING = ("in_shardings", "out_shardings", "pin", "machine", *_CHOICES)
 """The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
 

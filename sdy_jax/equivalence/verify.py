@@ -38,7 +38,7 @@ from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.target import machine_called, machines, usual_machines
 from sdy_jax.runtime.devices import lowered_for
 
-_PLANNING = ("optimize_collectives", "uneven", "layouts", "memory", "effort", "recompute", "combine")
+_PLANNING = ("optimize_collectives", "uneven", "layouts", "constraints", "memory", "effort", "recompute", "combine")
 """The options of `partition` that go with a program."""
 
 _SECONDS = 120.0

@@ -27,7 +27,7 @@ from sdy_jax.ir.operations import body_of, copied, pre_order
 from sdy_jax.lowering.ops.collectives.packing import PACKABLE
 from sdy_jax.lowering.planner.report import CollectiveRecord
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark
-from sdy_jax.lowering.planner.setting import LAYOUTS, UNEVEN, Combining, Policy
+from sdy_jax.lowering.planner.setting import CONSTRAINTS, LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.targets.axis_rates import PerAxis
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.rates import Copies
@@ -114,6 +114,7 @@ def recorded_policy(policy: Policy) -> RecordedPolicy:
         tuple(sorted(combine.packed)),
         tuple(sorted(combine.stacked)),
         _UNSAID if combine.sent is None else combine.sent,
+        policy.constraints,
     )
 
 
@@ -123,12 +124,15 @@ def policy_from(recorded: RecordedPolicy) -> Policy:
     Raises:
         SdyError: there are no such decisions.
     """
-    if recorded.uneven not in UNEVEN or recorded.layouts not in LAYOUTS:
-        raise SdyError(f"uneven={recorded.uneven!r} or layouts={recorded.layouts!r} is not known here")
+    known = {"uneven": UNEVEN, "layouts": LAYOUTS, "constraints": CONSTRAINTS}
+    for name, values in known.items():
+        if (said := getattr(recorded, name)) not in values:
+            raise SdyError(f"{name}={said!r} is not known here")
     return Policy(
         recorded.optimize_collectives,
         recorded.uneven,
         recorded.layouts,
+        recorded.constraints,
         _said(recorded.memory),
         recorded.recompute,
         None if recorded.effort == _UNSAID else recorded.effort,

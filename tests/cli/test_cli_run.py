@@ -208,7 +208,7 @@ def test_callable_objects_are_functions(model):
         (
             ("model_of_test:partitioned", "--layouts", "global"),
             2,
-            "--optimize-collectives, --layouts, --memory and --effort",
+            "--optimize-collectives, --layouts, --constraints, --memory and --effort",
         ),
         (
             ("model_of_test:mlp", "--layouts", "all", "--args", "f32[8]"),

@@ -296,20 +296,20 @@ def test_goals_that_a_row_misses_are_listed():
     )
     good = Side(planned=3, took=1, available=16, plan_memory=7, memory=7, plan_bytes=40, bytes=40, time=1, compiled=9)
     jit = Side(memory=7, bytes=41, time=1, compiled=9)
-    assert not [*Result(row, False, good, jit).misses()]
+    assert not [*Result(row, "free", good, jit).misses()]
     bad = dataclasses.replace(good, planned=31, took=3, plan_memory=9, bytes=50, time=2)
-    assert [miss.split()[0] for miss in Result(row, False, bad, jit).misses()] == [
+    assert [miss.split()[0] for miss in Result(row, "free", bad, jit).misses()] == [
         "planned", "planning", "memory", "bytes", "bytes", "time",
     ]  # fmt: skip
-    assert [miss.split()[0] for miss in Result(of_kernels, False, good, jit).misses()] == ["bytes", "time", "work"]
+    assert [miss.split()[0] for miss in Result(of_kernels, "free", good, jit).misses()] == ["bytes", "time", "work"]
     held = dataclasses.replace(good, bytes=28, plan_bytes=28, time=0.9, temporaries=2)
-    assert not [*Result(of_kernels, False, held, dataclasses.replace(jit, temporaries=2)).misses()]
+    assert not [*Result(of_kernels, "free", held, dataclasses.replace(jit, temporaries=2)).misses()]
     better = [Side(bytes=41, time=0.95, temporaries=1), Side(error="refused", bytes=1, time=0.1)]
-    missed = [*Result(of_kernels, False, held, jit, better).misses()]
+    missed = [*Result(of_kernels, "free", held, jit, better).misses()]
     assert missed == ["temporaries are 2.00 of jit's better program, for 1.0"]
     loose = dataclasses.replace(good, memory=10, packed=7.5)
-    assert not [*Result(row, False, loose, jit).misses()] and "10 (7.5)" in Result(row, False, loose, jit).cells()
-    refused = Result(row, False, Side(error="out of memory", planned=3, memory=20), jit)
+    assert not [*Result(row, "free", loose, jit).misses()] and "10 (7.5)" in Result(row, "free", loose, jit).cells()
+    refused = Result(row, "free", Side(error="out of memory", planned=3, memory=20), jit)
     assert [*refused.misses()] == ["does not compile, jit's does: out of memory"] and "20!" in refused.cells()
-    text = markdown([Result(row, False, Side(error="hangs")), Result(row, True, good, jit)], {"jax": "1"})
+    text = markdown([Result(row, "free", Side(error="hangs")), Result(row, "constrained", good, jit)], {"jax": "1"})
     assert "- llama-8b-by-hand fsdp=256 v5e:16x16 free: no plan: hangs" in text and "jax 1" in text

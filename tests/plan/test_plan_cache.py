@@ -111,6 +111,7 @@ def test_what_is_computed_again_is_found(folder, searches):
     [
         {"costs": sdy.CostModel(latency=1e-6, bandwidth={"data": 1e9, "model": 1e9})},
         {"layouts": "local"},
+        {"constraints": "hints"},
         {"memory": "1MiB"},
         {"combine": True},
         {"recompute": False},

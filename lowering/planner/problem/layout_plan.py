@@ -208,7 +208,7 @@ class PlacedProgram:
 
 # What was chosen where a program was partitioned, from which it can be partitioned again without a search.
 
-RewriteKind = Literal["again", "loops", "order", "parts"]
+RewriteKind = Literal["again", "loops", "order", "parts", "unconstrained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Rewrite:
     Attributes:
         kind: "again": what is held is computed again; "loops": what loops hold for other loops is; "order": merged
             dimensions that loops carry are in the order in which devices hold their parts; "parts": the largest values
-            are made part by part.
+            are made part by part; "unconstrained": there are no constraints.
         memory_multiplier: seconds per byte that is held, at which ops run again.
         keeps_named: values that the user names are held.
         in_parts: what is computed again is so part by part, of what passes between them.

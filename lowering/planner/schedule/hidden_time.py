@@ -65,19 +65,19 @@ class HiddenCollectives:
 # How long the products and kernels of a partitioned program compute, by the cost model.
 
 
-class Demands(NamedTuple):
+class DeviceTimes(NamedTuple):
     """How long work takes a device's units, and its memory; both at once, so it takes the longer of the two."""
 
     units: float = 0.0
     memory: float = 0.0
 
-    def times(self, share: float) -> Demands:
+    def times(self, share: float) -> DeviceTimes:
         """Those of a part of it, or of several executions."""
-        return Demands(share * self.units, share * self.memory)
+        return DeviceTimes(share * self.units, share * self.memory)
 
-    def and_(self, other: Demands) -> Demands:
+    def and_(self, other: DeviceTimes) -> DeviceTimes:
         """Those of both."""
-        return Demands(self.units + other.units, self.memory + other.memory)
+        return DeviceTimes(self.units + other.units, self.memory + other.memory)
 
 
 class WorkTimes:
@@ -88,20 +88,20 @@ class WorkTimes:
 
     def __init__(self, graph: Graph, costs: CostModel):
         self._costs, self._local, self._rules = costs, LocalBytes(graph), RuleBook()
-        self._found = dict[Op, Demands]()
+        self._found = dict[Op, DeviceTimes]()
         self.bytes = self._local.of
 
     def of(self, op: Op) -> float:
         """The time of one execution."""
         return max(self.demands(op))
 
-    def demands(self, op: Op) -> Demands:
+    def demands(self, op: Op) -> DeviceTimes:
         """What one execution takes of the device."""
         if not takes_long(op):
-            return Demands()
+            return DeviceTimes()
         if op not in self._found:
             operations, moved = self._amounts(op)
-            self._found[op] = Demands(self._costs.flop * operations, self._costs.memory * moved)
+            self._found[op] = DeviceTimes(self._costs.flop * operations, self._costs.memory * moved)
         return self._found[op]
 
     def _amounts(self, op: Op) -> tuple[float, float]:
@@ -275,7 +275,7 @@ class Ran:
 
     time: float = 0.0
     idle: float = 0.0
-    demands: Demands = field(default_factory=Demands)
+    demands: DeviceTimes = field(default_factory=DeviceTimes)
     hidden: float = 0.0
     waits: list[Wait] = field(default_factory=list)
     beside: list[Beside] = field(default_factory=list)
@@ -382,7 +382,7 @@ class Schedule:
         ran.idle += left
         ran.demands = ran.demands.and_(shares.times(left))
 
-    def _lacking(self, shares: Demands, record: CollectiveRecord) -> float:
+    def _lacking(self, shares: DeviceTimes, record: CollectiveRecord) -> float:
         """By what share of the time that something is sent work takes longer, which needs such shares of the device
         alone: of units, or of its memory, both need more than there is."""
         sending = record.bytes_time(self._costs, self._mesh)

@@ -229,8 +229,8 @@ dearest come first."""
 
 
 def statement_changes(plan: Plan) -> Iterator[Change]:
-    """Constraints that are dear, or behind which what was gathered is sliced again; and, where layouts follow
-    propagation, those that the layouts of the whole program would amount to."""
+    """Constraints that are dear, or behind which what was gathered is sliced again, one by one, and all as hints; and,
+    where layouts follow propagation, those that the layouts of the whole program would amount to."""
     lines = {note.source: 0.0 for note in plan.dear_constraints if note.op != RESULTS}
     lines |= dict.fromkeys(_gathered_for_nothing(plan), 0.0)
     if plan.layouts is None:
@@ -239,6 +239,11 @@ def statement_changes(plan: Plan) -> Iterator[Change]:
         if said := _said_on(plan, line):
             made = partial(without_constraints, plan.traced, line)
             yield Change("constraint", line, f"leave out {said}", made, size=_sent_on(plan, line))
+    if lines and plan.policy.layouts == "global" and plan.policy.constraints == "kept":
+        policy, text = replace(plan.policy, constraints="hints"), 'partition(..., constraints="hints")'
+        yield Change(
+            "option", plan.source, text, lambda: plan.traced, policy, max(_sent_on(plan, line) for line in lines)
+        )
     if plan.policy.optimize_collectives is False and any(record.origin == "user" for record in plan.collectives):
         policy = replace(plan.policy, optimize_collectives=True)
         text = "partition(..., optimize_collectives=True)"

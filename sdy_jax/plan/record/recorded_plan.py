@@ -156,6 +156,7 @@ class RecordedPolicy:
     packed: tuple[str, ...] = ()
     stacked: tuple[str, ...] = ()
     sent: float = -1.0
+    constraints: str = "kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,7 @@ class RecordedLayoutPlan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRewrite:
-    """A rewrite of the program for the sake of memory: the fields of `Rewrite`, and the layouts by which values were
-    priced for it."""
+    """A rewrite of the program: the fields of `Rewrite`, and the layouts by which values were priced for it."""
 
     kind: str
     memory_multiplier: float = 0.0

@@ -155,7 +155,7 @@ def code_of(module: ir.Operation, places: Places) -> tuple[RecordedCode, ...]:
 
 # The record of a plan.
 
-_OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory", "recompute")
+_OPTIONS = ("optimize_collectives", "uneven", "layouts", "constraints", "memory", "recompute")
 
 
 def record_of(plan: Answers) -> PlanRecord:

@@ -56,6 +56,10 @@ OPTIONS = {
     "half of an option": Mistake(lambda: partitioned(memory_limit="1GiB"), "'memory_limit'", "did you mean memory=?"),
     "uneven": Mistake(lambda: partitioned(uneven="padding"), "uneven='padding'", "'pad', 'replicate' or 'error'"),
     "layouts": Mistake(lambda: partitioned(layouts="globl"), "layouts='globl'", "'propagated' or 'global'"),
+    "constraints": Mistake(lambda: partitioned(constraints="off"), "constraints='off'", "'kept' or 'hints'"),
+    "hints without a search": Mistake(
+        lambda: partitioned(constraints="hints", layouts="local"), "constraints='hints'", "needs layouts='global'"
+    ),
     "on_unknown": Mistake(lambda: partitioned(on_unknown="raise"), "on_unknown='raise'", "'warn', 'error' or 'ignore'"),
     "on_change": Mistake(lambda: partitioned(on_change="warn"), "on_change='warn'", "'error' or 'replan'"),
     "memory in words": Mistake(lambda: partitioned(memory="lots"), "memory='lots'", "such as '16GiB'"),

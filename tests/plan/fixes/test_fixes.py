@@ -134,6 +134,9 @@ def test_constraints_that_cost_much(line):
     assert fix.text == "leave out the constraint P(None, None, 's') (in 3 places)"
     assert fix.line.endswith(f"test_fixes.py:{by_heads.__code__.co_firstlineno + 2}")
     assert_saves(fix, before, after)
+    hints = only(before, "option")
+    assert hints.text == 'partition(..., constraints="hints")'
+    assert_saves(hints, before, attention(line, by_heads, constraints="hints"))
 
 
 def exchanged(x):
