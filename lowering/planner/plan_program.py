@@ -43,7 +43,7 @@ from sdy_jax.lowering.planner.rewrites.preparation import (
 from sdy_jax.lowering.planner.rewrites.recomputation import ProgramForm, best_program, rewritten
 from sdy_jax.lowering.planner.rewrites.recomputation_prices import Mark, ProgramPrices
 from sdy_jax.lowering.planner.schedule.buckets import combine_collectives
-from sdy_jax.lowering.planner.schedule.hidden_time import Inserted, erase_marks, hidden_by_work
+from sdy_jax.lowering.planner.schedule.hidden_time import Inserted, erase_marks
 from sdy_jax.lowering.planner.schedule.timeline import NumberedOps, Timing
 from sdy_jax.lowering.planner.search.layout_search import LayoutSearch
 from sdy_jax.lowering.planner.search.memory_search import FEW, GivenUp, too_large
@@ -76,7 +76,6 @@ def partition_whole(module: ir.Operation, setting: Setting) -> Partitioned:
         return _finished(module, form, form.search.fitting(form.found))
     placed = ProgramPlacement(graph, setting).run()
     program = PartitionedProgram(placed, setting)
-    placed.report.hidden = hidden_by_work(placed, setting)
     return Partitioned(_combined(module, program, placed.inserted, lambda: program.peak), ProgramChoices())
 
 
@@ -105,12 +104,13 @@ def _combined(
     combined = combine_collectives(placed, exposed, setting, held)
     report.held = (combined.held if combined is not None else held()).total if setting.available else 0.0
     report.op_times = numbered.times(combined.order if combined is not None else None)
+    if setting.costs.unit == "seconds":  # what runs as one takes less, and starts when all of it is there
+        graph = placed.partitioned if combined is None else Graph(placed.module)
+        compiler = setting.target.compiler.collectives
+        timing = Timing(graph, report.op_times, report.collectives, placed.mesh, setting.costs, compiler)
+        report.hidden = timing.ran.hidden
     if placed.module is not module:
         replace_contents(module, placed.module)
-    if combined is not None:  # what runs as one takes less, and starts when all of it is there
-        compiler = setting.target.compiler.collectives
-        timing = Timing(Graph(module), report.op_times, report.collectives, placed.mesh, setting.costs, compiler)
-        report.hidden = timing.ran.hidden
     return report
 
 

@@ -108,7 +108,8 @@ class ProgramModel:
         self.prices = prices
         self.nodes: list[Node] = []
         self.values: list[ModelValue] = []
-        self._work_multiplier = 1.0
+        self.work_multiplier = 1.0
+        """The Lagrange multiplier of work, a multiple of what the cost model says."""
         self._held_before: list[float] = []
         """Per node, what it costs to hold a byte from the start of the program to before the node."""
         self._spread: dict[tuple[ValueClass, int, frozenset[int]], float] = {}
@@ -146,8 +147,8 @@ class ProgramModel:
         self._spread.clear()
 
     def set_work_multiplier(self, multiplier: float) -> None:
-        """Sets the Lagrange multiplier of work, a multiple of what the cost model says."""
-        dearer, self._work_multiplier = multiplier / self._work_multiplier, multiplier
+        """Sets the Lagrange multiplier of work."""
+        dearer, self.work_multiplier = multiplier / self.work_multiplier, multiplier
         known: dict[int, list[Candidate]] = {}
         for node in self.nodes:
             candidates = node.candidates

@@ -6,7 +6,7 @@ See docs/explanation/schedule.md#what-compilers-hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,12 +18,12 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.ops.products import pace
-from sdy_jax.lowering.planner.facts.fusion import CriticalPath, inner_blocks, made_by, ops_in_line, readers, takes_long
+from sdy_jax.lowering.planner.facts.fusion import inner_blocks, made_by, ops_in_line, readers, takes_long
 from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
-from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport
-from sdy_jax.lowering.planner.setting import Setting
+from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport, bucket_of
+from sdy_jax.lowering.planner.schedule.collective_times import CollectiveTimes
 from sdy_jax.lowering.targets.cost_model import CostModel
 from sdy_jax.lowering.targets.family import Collectives
 from sdy_jax.shardy.rules import RuleBook
@@ -132,77 +132,6 @@ class WorkTimes:
         return whole if rule is None else self._local.share_of(op, rule, whole, uneven)
 
 
-# How long the collectives of a partitioned program take, of which small ones may run together.
-#
-# What depends on a product, and another one on it, is sent in between: at that moment there is nothing else to send.
-# All other collectives of a kind and group that do not wait for each other fill buckets, where the cost model says that
-# such are combined.
-
-
-class CollectiveTimes:
-    """The times of a program's collectives.
-
-    Args:
-        graph: the program, whose collectives are all there.
-        inserted: those that the partitioner made.
-        costs: the cost model.
-        mesh: the program's.
-    """
-
-    def __init__(self, graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], costs: CostModel, mesh: Mesh):
-        self._costs, self._mesh = costs, mesh
-        self._turns = _turns(graph, inserted) if costs.combines else {}
-
-    def of(self, records: Iterable[CollectiveRecord]) -> float:
-        """The time of some collectives in all their executions."""
-        groups: dict[object, list[CollectiveRecord]] = {}
-        for record in records:
-            groups.setdefault((_alike(record), self._turns.get(id(record), id(record))), []).append(record)
-        return sum(map(self._together, groups.values()))
-
-    def _together(self, records: list[CollectiveRecord]) -> float:
-        first, wires = records[0], [record.wire_bytes for record in records]
-        costs = first.costs(self._costs)
-        return first.estimated_times * costs.sending_times(first.kind, first.axes, self._mesh, wires, first.cut)
-
-
-def _alike(record: CollectiveRecord) -> object:
-    """What collectives have in common that may run together."""
-    return record.kind, record.axes, record.dtype, record.estimated_times, record.cut, record.moved.is_rounded
-
-
-class _Turn(NamedTuple):
-    """When a collective may run: its block, and how many of those alike wait for each other before it."""
-
-    block: Block | None
-    before: int
-
-
-def _turns(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord]) -> dict[int, _Turn]:
-    """By the identity of its record, the turn of each collective that no products are between."""
-    between, turns = CriticalPath.of_products(graph).between, dict[int, _Turn]()
-    before: dict[Value, Mapping[object, int]] = {}
-    for op in graph.ops:
-        waits = _most([before[value] for value in op.operands if value in before])
-        record = inserted.get(op.mlir)
-        if record is not None and between.isdisjoint(op.results):
-            alike = _alike(record)
-            turns[id(record)] = _Turn(op.block, waits.get(alike, 0))
-            waits = {**waits, alike: waits.get(alike, 0) + 1}
-        if waits:
-            before.update(dict.fromkeys(op.results, waits))
-    return turns
-
-
-def _most(counts: list[Mapping[object, int]]) -> Mapping[object, int]:
-    """The most of each kind of some counts."""
-    found: Mapping[object, int] = counts[0] if counts else {}
-    for other in counts:
-        if other is not found and other != found:
-            found = {key: max(found.get(key, 0), other.get(key, 0)) for key in (*found, *other)}
-    return found
-
-
 # How much of the time of collectives is hidden, as a compiler moves their starts and their ends apart.
 #
 # What is sent waits for its operand alone, and only what reads it waits for it: in between the device computes. What
@@ -219,19 +148,38 @@ _COPIED = 2
 written, so a loop copies it into what it carries."""
 
 
-def hidden_by_work(placed: PlacedProgram, setting: Setting) -> float:
-    """The time of a module's collectives that a compiler hides, in all executions; none where the model knows none."""
-    if setting.costs.unit != "seconds":
-        return 0.0
-    work, compiler = WorkTimes(placed.partitioned, setting.costs), setting.target.compiler.collectives
-    schedule = Schedule(work, sendings_of(placed), placed.mesh, setting.costs, compiler)
-    return schedule.of(placed.partitioned.main.blocks[0]).hidden
-
-
 def sendings_of(placed: PlacedProgram) -> dict[Op, Sending]:
     """The collectives of a partitioned module as it is now, those that the program holds itself among them."""
     records = placed.report.written | dict(placed.inserted)
     return {op: Sending((op,), records[op.mlir]) for op in placed.partitioned.ops if op.mlir in records}
+
+
+def in_buckets(sendings: Mapping[Op, Sending], times: CollectiveTimes) -> dict[Op, Sending]:
+    """Collectives as they will run, where nobody has formed buckets yet: those that may run as one do, as many as a
+    bucket takes, if the operands of all are there before the first is needed."""
+    found, ops = dict(sendings), {id(each.record): op for op, each in sendings.items()}
+    for alike in times.together(each.record for each in sendings.values()):
+        most = times.bucket(alike[0]) if len(alike) > 1 else 0.0
+        for members in _filled([ops[id(record)] for record in alike], sendings, most) if most else ():
+            one = Sending(tuple(members), bucket_of(0, [sendings[op].record for op in members]))
+            found |= dict.fromkeys(members, one) if len(members) > 1 else {}
+    return found
+
+
+def _filled(ops: Sequence[Op], sendings: Mapping[Op, Sending], most: float) -> Iterator[list[Op]]:
+    """Collectives of a block in buckets of so many bytes at most."""
+    block = ops[0].block
+    assert block is not None
+    places = {op: place for place, op in enumerate(ops_in_line(block))}
+    bucket, start, needed, sent = list[Op](), 0, len(places), 0.0
+    for op in ops:
+        begins, ends, wire = _ready(op, places), _needed(op.results[0], places), sendings[op].record.wire_bytes
+        start, needed, sent = max(start, begins), min(needed, ends), sent + wire
+        if bucket and (sent > most or start > needed):
+            yield bucket
+            bucket, start, needed, sent = [], begins, ends, wire
+        bucket.append(op)
+    yield bucket
 
 
 class Sending(NamedTuple):
@@ -308,7 +256,7 @@ class Schedule:
     def of(self, block: Block) -> Ran:
         """Runs a block once."""
         ran, links, ops = Ran(), _Links(), ops_in_line(block)
-        ready = self._ready(ops)
+        ready = self._starting(ops)
         for place, op in enumerate(ops):
             for on_its_way in ready.get(place, ()):
                 links.add(on_its_way)
@@ -317,7 +265,7 @@ class Schedule:
             self._run(op, links, ran)
         return ran
 
-    def _ready(self, ops: Sequence[Op]) -> dict[int, list[_OnItsWay]]:
+    def _starting(self, ops: Sequence[Op]) -> dict[int, list[_OnItsWay]]:
         """What is started among the ops of a block, by the places at which its operands are there."""
         places = {op: place for place, op in enumerate(ops)}
         ready: dict[int, list[_OnItsWay]] = {}
@@ -327,8 +275,7 @@ class Schedule:
             if sending.record.is_ahead:
                 start, needed, waited = 0, len(ops) - 1, min(sent, waited + self.copying(members[0]))
             else:
-                makers = [made_by(op.operands[0]) for op in members]
-                start = max([places[maker] + 1 if maker is not None and maker in places else 0 for maker in makers])
+                start = max([_ready(op, places) for op in members])
                 needed = min([_needed(op.results[0], places) for op in members])
             ready.setdefault(start, []).append(_OnItsWay(sending, needed, sent - waited, waited))
         return ready
@@ -443,6 +390,12 @@ class _Links:
         due = [each for each in self._sent if each.needed <= place]
         self._sent = self._sent[len(due) :]
         return [(each.sending, each.left + each.waited) for each in due]
+
+
+def _ready(op: Op, places: Mapping[Op, int]) -> int:
+    """The place among ops in line from which on a collective may be sent."""
+    maker = made_by(op.operands[0])
+    return places[maker] + 1 if maker is not None and maker in places else 0
 
 
 def _needed(value: Value, places: Mapping[Op, int]) -> int:

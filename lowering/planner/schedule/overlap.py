@@ -23,12 +23,14 @@ from sdy_jax.lowering.planner.facts.fusion import CriticalPath
 from sdy_jax.lowering.planner.facts.loops import filled_stacks, trip_count
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import PartitionReport
+from sdy_jax.lowering.planner.schedule.collective_times import CollectiveTimes
 from sdy_jax.lowering.planner.schedule.hidden_time import (
     HiddenCollectives,
     Inserted,
     Schedule,
     Sending,
     WorkTimes,
+    in_buckets,
     sendings_of,
 )
 from sdy_jax.lowering.planner.setting import Setting
@@ -283,13 +285,11 @@ class Overlap(NamedTuple):
     Attributes:
         ahead: the gathers that run one trip ahead of their loops.
         rings: the collectives that run as rings with products.
-        moved: the time of all others, and of those ahead, that is hidden.
-        hidden: that of all of them.
+        hidden: the time that is hidden of these, and of all that compilers move.
     """
 
     ahead: Sequence[Ahead] = ()
     rings: Sequence[RingProduct] = ()
-    moved: float = 0.0
     hidden: float = 0.0
 
     def mark(self, inserted: Inserted, report: PartitionReport) -> Inserted:
@@ -298,15 +298,17 @@ class Overlap(NamedTuple):
         hiding = HiddenCollectives(inserted)
         mark_ahead(self.ahead, hiding)
         mark_rings(self.rings, hiding)
-        report.hidden = self.moved
         return hiding.reported(report)
 
 
-def overlap_of(placed: PlacedProgram, setting: Setting, room: Callable[[], float]) -> Overlap:
+def overlap_of(
+    placed: PlacedProgram, together: CollectiveTimes, setting: Setting, room: Callable[[], float]
+) -> Overlap:
     """What of the collectives of a partitioned module runs beside work; nothing where the model does not know time.
 
     Args:
         placed: the module, whose collectives are all there.
+        together: says which of them run as one.
         setting: what collectives cost, and the devices.
         room: says the bytes that a device may hold beside those that it holds if none runs ahead.
     """
@@ -320,6 +322,7 @@ def overlap_of(placed: PlacedProgram, setting: Setting, room: Callable[[], float
     rings = ring_products(placed, {op: each for op, each in placed.inserted.items() if op not in fetched}, times)
     turned = [(sendings.pop(ring.collective).record, ring.saved) for ring in rings]
     busy = {ring.product: ring.saved for ring in rings}
-    ran = Schedule(times, sendings, mesh, costs, compiler, busy).of(placed.partitioned.main.blocks[0])
+    schedule = Schedule(times, in_buckets(sendings, together), mesh, costs, compiler, busy)
+    ran = schedule.of(placed.partitioned.main.blocks[0])
     in_rings = math.fsum([record.estimated_times * time for record, time in turned])
-    return Overlap(found, rings, ran.hidden, in_rings + ran.hidden)
+    return Overlap(found, rings, in_rings + ran.hidden)

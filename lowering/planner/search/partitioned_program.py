@@ -24,7 +24,7 @@ from sdy_jax.lowering.planner.problem.layout_plan import BorderLayouts, LayoutPl
 from sdy_jax.lowering.planner.problem.op_problem import Decision
 from sdy_jax.lowering.planner.problem.planning_problem import FREE, PlanningProblem
 from sdy_jax.lowering.planner.problem.program_model import Chosen
-from sdy_jax.lowering.planner.schedule.hidden_time import CollectiveTimes
+from sdy_jax.lowering.planner.schedule.collective_times import CollectiveTimes
 from sdy_jax.lowering.planner.schedule.overlap import Overlap, overlap_of
 from sdy_jax.lowering.planner.setting import Setting
 from sdy_jax.shardy.propagation.data_flow import is_data_flow
@@ -66,7 +66,7 @@ class PartitionedProgram:
     @cached_property
     def overlap(self) -> Overlap:
         """Which collectives run beside work."""
-        return overlap_of(self.placed, self.setting, lambda: self.limit() - self.peak.total)
+        return overlap_of(self.placed, self._times, self.setting, lambda: self.limit() - self.peak.total)
 
     @cached_property
     def peak(self) -> Peak:

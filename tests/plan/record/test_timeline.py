@@ -308,6 +308,20 @@ def test_the_planner_and_the_timeline_hide_the_same() -> None:
         assert plan.record().timeline.hidden == close(plan.hidden_by_work + own)
 
 
+@pytest.mark.parametrize(
+    "name", ["layers on TPUs", "a loop", "a pipeline", "a kernel", "rings", "a trip ahead", "branches", "unknown trips"]
+)
+def test_plans_are_compared_by_the_time_that_they_say(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.layouts is not None and plan.time.total == close(plan.layouts.exposed)
+
+
+@pytest.mark.parametrize("name", ["layers, over a network", "layers, in buckets", "a loop over a network"])
+def test_buckets_that_could_be_filled_are_taken_for_those_that_are(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.layouts is not None and plan.time.total == pytest.approx(plan.layouts.exposed, rel=0.1)
+
+
 def test_links_between_hosts_are_at_the_rate_of_the_network() -> None:
     """An axis of which a major part runs over the network: what is sent along that part alone is at its rate."""
     mesh = mesh_of(data=4)

@@ -212,8 +212,12 @@ class Tried:
         def set_memory_multipliers(multipliers):
             self.multiplier = max(multipliers)
 
+        def set_work_multiplier(multiplier):
+            self.multipliers.append(("work", multiplier))
+            model.work_multiplier = multiplier
+
         monkeypatch.setattr(memory_search, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
-        self.placed, self.forgotten, self.talkative = [], [], ()
+        self.placed, self.forgotten, self.talkative, self.sent = [], [], (), 0.0
         monkeypatch.setattr(memory_search, "place_uses", lambda program, _: self.placed.append(program))
         monkeypatch.setattr(memory_search, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
@@ -221,7 +225,8 @@ class Tried:
             cost=lambda c: programs[c[0]][0],
             held=lambda c: programs[c[0]][1],
             charge_each_reshard=lambda _: None,
-            set_work_multiplier=lambda multiplier: self.multipliers.append(("work", multiplier)),
+            set_work_multiplier=set_work_multiplier,
+            work_multiplier=1.0,
             mean_reshard=lambda _: 0.0,
             operations=lambda _: 0.0,
         )
@@ -230,8 +235,8 @@ class Tried:
         )
         self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
-    def tried(self, limit, memory=0.0, worth=0.0, saves_bytes=False, incumbent=math.inf):
-        best, room = best_choice(self.choices), MemoryBudget(limit, memory, worth, saves_bytes, incumbent)
+    def tried(self, limit, memory=0.0, worth=0.0, by_time=False, incumbent=math.inf):
+        best, room = best_choice(self.choices), MemoryBudget(limit, memory, worth, by_time, incumbent)
         return ProgramsTried(self.choices, best, self.place((0, {})), room, self.place)
 
     def found(self, *limits, **more):
@@ -252,6 +257,7 @@ class Tried:
             cost=cost,
             exposed=cost,
             sending=cost,
+            sent=self.sent,
             sends_too_much_beside=lambda _: number in self.talkative,
             peak=peak,
             live=live,
@@ -315,9 +321,19 @@ def test_prices_that_were_tried_are_not_tried_again_and_what_was_asked_for_is_ke
 def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_baseline_does_not_send(monkeypatch):
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
     programs_tried.talkative = (1, 2)
-    assert programs_tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
+    assert programs_tried.found(limit=5, by_time=True)[-1] == (6, 5)
     assert programs_tried.multipliers[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
     assert len(Tried(monkeypatch, [(10, 5), (4, 5), (5, 5)]).found(limit=5)) == 2
+
+
+def test_work_is_dearer_once_where_something_is_sent(monkeypatch):
+    """What hides it is not in the model; by bytes nothing is hidden."""
+    programs = [(10, 5), (4, 5), (3, 5), (5, 5)]
+    by_time, by_bytes = Tried(monkeypatch, programs), Tried(monkeypatch, programs)
+    by_time.sent = by_bytes.sent = 1.0
+    assert by_time.found(limit=5, by_time=True) == [(10, 5), (4, 5), (3, 5)]
+    assert by_time.multipliers == [0, ("work", 4.0), 0, ("work", 1.0)]
+    assert by_bytes.found(limit=5) == [(10, 5), (4, 5)]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +350,7 @@ def test_trials_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and
     """Which one is best depends on what memory is worth, and that on what the cheapest of all costs."""
     programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (6, 5), (6.2, 4), (6.4, 4.5)])
     programs_tried.talkative = (1,)
-    programs_tried.found(limit=9, memory=10, worth=0.1, saves_bytes=True)
+    programs_tried.found(limit=9, memory=10, worth=0.1, by_time=True)
     assert set(programs_tried.forgotten) == {(4, 5)}
 
 
