@@ -250,8 +250,8 @@ class ProgramsTried:
     """The trials by the best choice and, where it does not fit, with copies recomputed, and at rising multipliers of
     memory until one fits, and then a little below. A trial that does not fit and costs more than one that does ends it:
     those that hold less cost more. Where it fits, but sends more bytes than the baseline to save work, trials at
-    falling multipliers of work if it may not; and where it holds much of a device's memory, trials by what is best if
-    memory has its small price.
+    falling multipliers of work if it may not; by a model of time, one at a higher one; and where it holds much of a
+    device's memory, trials by what is best if memory has its small price.
 
     They are made as far as they are asked for, each once; `known` are made already, by choice.
     """
