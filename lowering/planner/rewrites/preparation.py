@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.new_ops import any_number
-from sdy_jax.ir.operations import COMPUTATIONS, CONSTRAINTS, copied, pre_order, replace_by_body, replace_op
+from sdy_jax.ir.operations import COMPUTATIONS, CONSTRAINTS, copied, named, replace_by_body, replace_op
 from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.lowering.ops.elementwise import known_scalar
 from sdy_jax.lowering.ops.registry import FOLDS, SETTLED_FOLDS, is_forwarding, origin_of
@@ -323,7 +323,7 @@ def without_constraints(graph: Graph, setting: Setting) -> Graph | None:
     if not any(op.name in CONSTRAINTS for op in graph.ops):
         return None
     copy = copied(graph.module)
-    for op in [op for op in pre_order(copy) if op.name in CONSTRAINTS]:
+    for op in named(copy, *CONSTRAINTS):
         replace_op(op, op.operands)
     return prepared(copy, setting)
 

@@ -159,10 +159,12 @@ def in_buckets(sendings: Mapping[Op, Sending], times: CollectiveTimes) -> dict[O
     bucket takes, if the operands of all are there before the first is needed."""
     found, ops = dict(sendings), {id(each.record): op for op, each in sendings.items()}
     for alike in times.together(each.record for each in sendings.values()):
-        most = times.bucket(alike[0]) if len(alike) > 1 else 0.0
-        for members in _filled([ops[id(record)] for record in alike], sendings, most) if most else ():
-            one = Sending(tuple(members), bucket_of(0, [sendings[op].record for op in members]))
-            found |= dict.fromkeys(members, one) if len(members) > 1 else {}
+        if len(alike) == 1 or not (most := times.bucket(alike[0])):
+            continue
+        for members in _filled([ops[id(record)] for record in alike], sendings, most):
+            if len(members) > 1:
+                one = Sending(tuple(members), bucket_of(0, [sendings[op].record for op in members]))
+                found |= dict.fromkeys(members, one)
     return found
 
 

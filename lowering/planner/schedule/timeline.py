@@ -294,8 +294,10 @@ class _Layout:
                 at = self._wait(sent.number, op, at, sent.time - sent.hidden, times)
             self._starts[op] = begin = at
             at = self._run(op, ran, at, times)
-            hidden = [(self._number[id(each.sending)], each.time) for each in beside[op]]
-            for each, (number, _) in zip(beside[op], hidden, strict=True):
+            hidden = list[tuple[int, float]]()
+            for each in beside[op]:
+                number = self._number[id(each.sending)]
+                hidden.append((number, each.time))
                 at = self._wait(number, self._op(number), at, each.slowed, times)
             self._hide([*hidden, *((each.number, each.hidden) for each in self._beside[op])], begin, times)
         return at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.jax_shardings import bytes_text, from_partition_spec, on_whole_axes, to_partition_spec, type_text
 from sdy_jax.ir.locations import place_of, short_source, source_line
 from sdy_jax.ir.meshes import Mesh, axes_size
-from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function, pre_order, replace_op
+from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function, named, pre_order, replace_op
 from sdy_jax.ir.shardings import TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, sharding_of
 from sdy_jax.lowering.ops.emit import value_shardings
@@ -80,15 +80,15 @@ def with_border(
 def without_constraints(program: Program, line: str) -> Program:
     """The program without the sharding constraints of a source line."""
     module = copied(program.module)
-    for op in list(constraints_in(module)):
+    for op in constraints_in(module):
         if source_line(op.location) == line:
             replace_op(op, list(op.operands))
     return program.with_module(module)
 
 
-def constraints_in(module: ir.Operation) -> Iterable[ir.Operation]:
+def constraints_in(module: ir.Operation) -> list[ir.Operation]:
     """The sharding constraints and reshards of a module, in program order."""
-    return (op for op in pre_order(module) if op.name in CONSTRAINTS)
+    return named(module, *CONSTRAINTS)
 
 
 def constrained(program: Program, line: str, type_: ir.Type, sharding: TensorSharding) -> Program:
@@ -235,15 +235,14 @@ def statement_changes(plan: Plan) -> Iterator[Change]:
     lines |= dict.fromkeys(_gathered_for_nothing(plan), 0.0)
     if plan.layouts is None:
         lines |= {source_line(op.location): 0.0 for op in constraints_in(plan.traced.module)}
-    for line in sorted(lines, key=lambda line: -_sent_on(plan, line))[:_MOST_CONSTRAINTS]:
+    sizes = {line: _sent_on(plan, line) for line in lines}
+    for line in sorted(lines, key=lambda line: -sizes[line])[:_MOST_CONSTRAINTS]:
         if said := _said_on(plan, line):
             made = partial(without_constraints, plan.traced, line)
-            yield Change("constraint", line, f"leave out {said}", made, size=_sent_on(plan, line))
+            yield Change("constraint", line, f"leave out {said}", made, size=sizes[line])
     if lines and plan.policy.layouts == "global" and plan.policy.constraints == "kept":
         policy, text = replace(plan.policy, constraints="hints"), 'partition(..., constraints="hints")'
-        yield Change(
-            "option", plan.source, text, lambda: plan.traced, policy, max(_sent_on(plan, line) for line in lines)
-        )
+        yield Change("option", plan.source, text, lambda: plan.traced, policy, max(sizes.values()))
     if plan.policy.optimize_collectives is False and any(record.origin == "user" for record in plan.collectives):
         policy = replace(plan.policy, optimize_collectives=True)
         text = "partition(..., optimize_collectives=True)"
