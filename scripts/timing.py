@@ -1,4 +1,4 @@
-"""What compiled programs take: by the compiler's own estimate for TPUs, or measured on the devices at hand."""
+"""What compiled programs take: by their compilers' schedules and estimates, or measured on the devices at hand."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from gpu_work import GpuWork
 
 import sdy_jax as sdy
-from sdy_jax.lowering.targets.family import Links
+from sdy_jax.lowering.targets.family import Links, Machine
 from sdy_jax.lowering.targets.rates import Link, rate
 from sdy_jax.lowering.targets.torus import Line, Lines, Torus
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.plan.hlo_module import HloCollective, HloInstruction
-from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, no_kernel, waiting
+from sdy_jax.plan.hlo_module import HloCollective, HloInstruction, HloModule
+from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, waiting
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
@@ -31,9 +32,9 @@ TORUS = ICI.torus or Torus(2)
 
 @dataclass(frozen=True, slots=True)
 class CompilerTime:
-    """Seconds of a program on a TPU: of its ops by the cycles that its compiler states, and of its collectives.
+    """Seconds of a compiled program: of its ops, and of its collectives.
 
-    `kernels`: those among the work of ops that the compiler states nothing of.
+    `kernels`: on TPUs, those among the work of ops that the compiler states nothing of.
     `exposed`: those of the collectives in which no other op runs, as the program is scheduled.
     """
 
@@ -53,6 +54,11 @@ class CompilerTime:
         return self.work + self.exposed
 
 
+def no_kernel(call: HloInstruction) -> float:
+    """The seconds of a kernel's call by its compiler, which states none."""
+    return 0.0
+
+
 def compiler_time(
     hlo: str, kernel: Callable[[HloInstruction], float] = no_kernel, devices: Sequence[jax.Device] = ()
 ) -> CompilerTime:
@@ -63,9 +69,25 @@ def compiler_time(
         kernel: the seconds of a kernel's call.
         devices: those for which it was compiled, in its order; without them each group of devices is a ring.
     """
-    waits = waiting(hlo, Seconds([device.coords for device in devices]), CLOCK, kernel)
+
+    def work(instruction: HloInstruction) -> float:
+        return kernel(instruction) if instruction.is_kernel else instruction.cycles / CLOCK
+
+    waits = waiting(HloModule.parse(hlo), Seconds([device.coords for device in devices]), work)
     kernels = sum(count * kernel(call) for call, count in kernels_in_hlo(hlo))
     return CompilerTime(estimated_cycles(hlo) / CLOCK + kernels, waits.sent, waits.exposed, kernels)
+
+
+def server_time(hlo: str, machine: Machine) -> CompilerTime:
+    """The time of a program compiled for GPUs, whose compiler states the order of ops and what runs beside them, and no
+    time: of its ops by the published rates of products and memory, of its collectives by those of the links.
+
+    Raises:
+        SdyError: it calls a library whose work is not known (`gpu_work`).
+    """
+    module = HloModule.parse(hlo)
+    waits = waiting(module, ServerSeconds(machine.links), GpuWork(module, machine.chip))
+    return CompilerTime(waits.work, waits.sent, waits.exposed)
 
 
 def fullest_bucket(plan: sdy.Plan) -> float:

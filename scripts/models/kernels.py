@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from gpu_work import SHARE
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import NamedSharding
@@ -141,10 +142,6 @@ class Operand(NamedTuple):
 
 Work = Callable[[list[Operand]], tuple[float, float]]
 """The floating-point operations of a kernel on some operands, and the bytes of memory that it moves."""
-
-SHARE = 0.6
-"""Of the chip's peak, what kernels reach. Published for attention of TPUs and GPUs, rounded; it decides how much of a
-step is attention, not which of two programs that run the same kernels is faster."""
 
 _PEAK = machines()["tpu v5e"].chip
 

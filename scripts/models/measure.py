@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from timing import ServerSeconds, compiler_time
+from timing import compiler_time, server_time
 
 import sdy_jax as sdy
 from models.common import Layout, Program
@@ -51,8 +51,8 @@ class Compiled:
         memory: GiB that a device holds, or would need where it has not as much.
         temporaries: of these, those that are neither arguments nor results.
         bytes: GiB that it sends.
-        time: seconds of a step by the compiler's cycles and schedule, its kernels' work and the links' rates, where it
-            says any.
+        time: seconds of a step by the compiler's schedule, the links' rates, and the work of its ops: on TPUs by the
+            compiler's cycles, and its kernels'; on GPUs by the rates of products and memory (`gpu_work`).
         sent: seconds of its collectives, one after the other, by the rates of the links.
         exposed: of `time`, those in which it waits for collectives.
         kernels: of `time`, those of kernels (`models.kernels`).
@@ -72,7 +72,7 @@ class Compiled:
 
     @property
     def work(self) -> float:
-        """Seconds of a step but for those in which it waits for collectives: by its cycles, and its kernels'."""
+        """Seconds of a step but for those in which it waits for collectives."""
         return self.time - self.exposed
 
 
@@ -158,12 +158,12 @@ def _read(found: _Output, devices: Sequence[jax.Device]) -> Compiled:
         return side
     collectives = collectives_in_hlo(found.text)
     side.bytes = totals(collectives).wire_bytes / GIB
-    if estimated_cycles(found.text):  # compilers for GPUs state no cycles
+    if estimated_cycles(found.text):
         took = compiler_time(found.text, kernel_seconds, devices)
         side.time, side.sent, side.exposed, side.kernels = took.scheduled, took.sent, took.exposed, took.kernels
     elif devices:
-        seconds = ServerSeconds(machines()[machine_name(devices[0].device_kind)].links)
-        side.sent = math.fsum(each.count * seconds(each) for each in collectives)
+        took = server_time(found.text, machines()[machine_name(devices[0].device_kind)])
+        side.time, side.sent, side.exposed = took.scheduled, took.sent, took.exposed
     return side
 
 
@@ -219,11 +219,19 @@ class Side(Compiled):
 
 
 def measured(
-    row: Row, how: str, limit: float, *, compiles: bool = True, layers: int = 0, kept: Path | None = None
+    row: Row,
+    how: str,
+    limit: float,
+    *,
+    compiles: bool = True,
+    layers: int = 0,
+    kept: Path | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Side:
     """One program of a row, in a process of its own. `how`: "ours" or "jit", and "constrained", "hints" or "auto";
-    `limit`: seconds; `kept`: a folder of what compilers said (`models.measure`)."""
-    command = [sys.executable, str(Path(__file__)), row.name, how, str(int(compiles)), str(layers), str(kept or "")]
+    `limit`: seconds; `kept`: a folder of what compilers said (`models.measure`); `options`: the compiler's."""
+    said = [how, str(int(compiles)), str(layers), str(kept or ""), json.dumps(dict(options or {}))]
+    command = [sys.executable, str(Path(__file__)), row.name, *said]
     passed = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # libtpu ends at flags of others
     environment = {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -237,7 +245,9 @@ def measured(
     return Side(error=said[-1][:300])
 
 
-def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Side:
+def run(
+    row: Row, how: set[str], compiles: bool, kept: Path | None = None, options: Mapping[str, str] | None = None
+) -> Side:
     """As `measured`, here. What is not compiled is planned by published rates, on no devices."""
     if not compiles:
         return _planned(row, how)
@@ -253,7 +263,7 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
         lowered = lower(program, layout, how, side)
     except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
         return _refusal(side, error)
-    found = compiled(lowered, topology, {}, kept, list(mesh.devices.flat))
+    found = compiled(lowered, topology, options or {}, kept, list(mesh.devices.flat))
     side = replace(side, **asdict(found), packed=found.memory)
     if "ours" in how and side.memory > side.plan_memory / MEMORY_APART[0] and not side.error:
         side.packed = min(side.memory, _packed(lowered, topology, side, kept))
@@ -332,11 +342,12 @@ def _limits(side: Side, topology: Topology) -> list[dict[str, str]]:
     return [{"xla_tpu_max_hbm_size_mib": str(mib)} for mib in most]
 
 
-def main(name: str, how: str, compiles: str, layers: str, kept: str) -> None:
+def main(name: str, how: str, compiles: str, layers: str, kept: str, options: str) -> None:
     prepare()
     assume_cudnn()
     row = next(row for row in ROWS if row.name == name).with_layers(int(layers))
-    print(json.dumps(asdict(run(row, set(how.split("+")), compiles == "1", Path(kept) if kept else None))))
+    found = run(row, set(how.split("+")), compiles == "1", Path(kept) if kept else None, json.loads(options))
+    print(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

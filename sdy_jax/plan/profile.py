@@ -332,35 +332,25 @@ def _has_work(start: HloInstruction, later: Iterable[HloInstruction]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Seconds of a program's collectives per device: all, and those in which nothing else runs."""
+    """Seconds of a program on a device: of its work, its collectives, and those of these beside which nothing runs."""
 
+    work: float
     sent: float
     exposed: float
 
 
-def no_kernel(call: HloInstruction) -> float:
-    """The seconds of a kernel's call by its compiler, which states none."""
-    return 0.0
-
-
 def waiting(
-    text: str,
-    seconds: Callable[[HloCollective], float],
-    clock: float,
-    kernel: Callable[[HloInstruction], float] = no_kernel,
+    module: HloModule, seconds: Callable[[HloCollective], float], work: Callable[[HloInstruction], float]
 ) -> Waiting:
-    """What a scheduled HLO module for TPUs waits for its collectives, as it orders starts, work and dones.
+    """What a scheduled HLO module waits for its collectives, as it orders starts, work and dones.
 
     Those that run at once share the links: the first to start goes first, and one that has no start goes before them.
 
     Args:
         seconds: how long a collective takes.
-        clock: cycles per second; of cycles the compiler states those of all but collectives and kernels.
-        kernel: how long the call of a kernel takes.
+        work: how long an instruction takes that is none, without those of the computations that it calls.
     """
-    module = HloModule.parse(text)
-    executions = module.executions()
-    return _Schedule(module, seconds, clock, kernel).waiting(executions)
+    return _Schedule(module, seconds, work).waiting(module.executions())
 
 
 class _Schedule:
@@ -370,50 +360,48 @@ class _Schedule:
         self,
         module: HloModule,
         seconds: Callable[[HloCollective], float],
-        clock: float,
-        kernel: Callable[[HloInstruction], float],
+        work: Callable[[HloInstruction], float],
     ):
-        self._module, self._seconds, self._clock, self._kernel = module, seconds, clock, kernel
+        self._module, self._seconds, self._work = module, seconds, work
         self._took: dict[str, float] = {}
 
     def waiting(self, executions: Mapping[str, int]) -> Waiting:
         started = [i for body in self._module.computations.values() for i in body if self._module.started_by(i)]
         inside = {name for start in started if start.opcode not in WIRE_BYTES for name in called_by(start)}
-        sent = exposed = 0.0
+        work = sent = exposed = 0.0
         for name, count in executions.items():
             if name not in inside:
-                own, waits = self._run(name)
-                sent, exposed = sent + count * own, exposed + count * waits
-        return Waiting(sent, exposed)
+                own = self._run(name)
+                work, sent, exposed = work + count * own.work, sent + count * own.sent, exposed + count * own.exposed
+        return Waiting(work, sent, exposed)
 
-    def _run(self, name: str) -> tuple[float, float]:
-        """The seconds that a computation's own collectives take, and those in which it waits for them."""
-        sent = exposed = work = 0.0
+    def _run(self, name: str) -> Waiting:
+        """Of a computation, without those that it calls."""
+        work = sent = exposed = took = 0.0
         running: list[tuple[HloInstruction, float]] = []
         for instruction in self._module.computations[name]:
             if started := self._module.started_by(instruction):
-                took = self._seconds(collective_of(started, self._module, 1))
-                sent += took
-                running.append((instruction, took))
+                seconds = self._seconds(collective_of(started, self._module, 1))
+                sent += seconds
+                running.append((instruction, seconds))
             elif place := next((n + 1 for n, (start, _) in enumerate(running) if instruction.ends(start)), 0):
                 exposed += sum(left for _, left in running[:place])
                 running = running[place:]
             elif instruction.opcode in WIRE_BYTES:
-                took = self._seconds(collective_of(instruction, self._module, 1))
-                sent, exposed = sent + took, exposed + took
+                seconds = self._seconds(collective_of(instruction, self._module, 1))
+                sent, exposed = sent + seconds, exposed + seconds
             else:
-                took = self._work(instruction)
-                work += took
-                running = _after(running, took)
-        self._took[name] = work + exposed
-        return sent, exposed
+                own = self._work(instruction)
+                seconds = own + self._called(instruction)
+                work, took = work + own, took + seconds
+                running = _after(running, seconds)
+        self._took[name] = took + exposed
+        return Waiting(work, sent, exposed)
 
-    def _work(self, instruction: HloInstruction) -> float:
-        """The seconds of what is no collective, with those of the computations that it calls."""
+    def _called(self, instruction: HloInstruction) -> float:
+        """The seconds of the computations that it calls."""
         trips = self._module.trips(instruction) if instruction.opcode == "while" else 1
-        called = [self._took.get(name, 0.0) for name in called_by(instruction)]
-        own = self._kernel(instruction) if instruction.is_kernel else instruction.cycles / self._clock
-        return own + trips * sum(called)
+        return trips * sum(self._took.get(name, 0.0) for name in called_by(instruction))
 
 
 def _after(running: Sequence[tuple[HloInstruction, float]], seconds: float) -> list[tuple[HloInstruction, float]]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sdy_jax.plan.hlo_module import HloModule
 from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, overlapped, waiting
 
 CYCLES = 'backend_config={{"estimated_cycles":"{}"}}'
@@ -10,6 +11,15 @@ CYCLES = 'backend_config={{"estimated_cycles":"{}"}}'
 def seconds(collective):
     """A byte takes a second."""
     return collective.wire_bytes
+
+
+def cycles(instruction):
+    """Ten in a second."""
+    return instruction.cycles / 10
+
+
+def parsed(*lines, more=""):
+    return HloModule.parse(module(*lines, more=more))
 
 
 def module(*lines, more=""):
@@ -54,7 +64,7 @@ NONE = "%none (x: f32[4]) -> f32[4] {\n  ROOT %x = f32[4]{0} parameter(0)\n}\n"
     ],
 )
 def test_work_hides_what_started_before_it(lines, sent, exposed):
-    found = waiting(module(*lines, more=NONE), seconds, clock=10.0)
+    found = waiting(parsed(*lines, more=NONE), seconds, cycles)
     assert (found.sent, found.exposed) == pytest.approx((sent, exposed))
 
 
@@ -78,7 +88,7 @@ def test_fusions_start_and_end_collectives_on_tpus():
         "%async-collective-done.3 = f32[16]{0} fusion(%p), kind=kCustom, calls=%ended",
     )
     text = module(*lines, more=NONE + FUSED)
-    found = waiting(text, seconds, clock=10.0)
+    found = waiting(HloModule.parse(text), seconds, cycles)
     assert (found.sent, found.exposed) == pytest.approx((48, 18))
     assert overlapped(text).by_kind == {"all-gather": (1, 48.0)}
 
@@ -103,7 +113,7 @@ def test_loops_wait_in_each_trip_and_hide_what_runs_around_them():
     """Three trips of 18 seconds of waiting after 30 of work, 144 in all, which hide a gather around them."""
     loop = '%w = f32[4]{0} while(%p), condition=%less, body=%body, backend_config={"known_trip_count":{"n":"3"}}'
     more = NONE + LOOP.replace("WORK", work("a", 300))
-    found = waiting(module(start("t"), loop, done("e", "t"), more=more), seconds, clock=10.0)
+    found = waiting(parsed(start("t"), loop, done("e", "t"), more=more), seconds, cycles)
     assert (found.sent, found.exposed) == pytest.approx((4 * 48, 3 * 18))
 
 
@@ -120,7 +130,9 @@ operand_layout_constraints={f32[4]{0}}, frontend_attributes={kernel_metadata={
 def test_kernels_take_what_the_caller_says_of_their_calls_and_hide_collectives():
     """The metadata of a kernel breaks its line, and those of what is made of its result: 20 and 10 seconds."""
     text = module(start("s"), KERNEL, done("d", "s"))
-    assert waiting(text, seconds, clock=10.0).exposed == pytest.approx(38)
-    assert waiting(text, seconds, clock=10.0, kernel=lambda call: call.stated_work[0] / 30).exposed == pytest.approx(18)
+    assert waiting(HloModule.parse(text), seconds, cycles).exposed == pytest.approx(38)
+    assert waiting(
+        HloModule.parse(text), seconds, lambda each: each.cycles / 10 or each.stated_work[0] / 30
+    ).exposed == pytest.approx(18)
     ((call, count),) = kernels_in_hlo(text)
     assert (call.kernel_body, count, call.stated_work) == (b"attend", 1, (600, 32)) and estimated_cycles(text) == 100
