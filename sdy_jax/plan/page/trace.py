@@ -31,9 +31,9 @@ _COMPUTE = 1
 take 0 for an idle process."""
 
 _PARTS = 2**20
-"""Parts of a microsecond that times are multiples of. Chosen: picoseconds, of which the shortest ops take some; and a
-power of two, in which doubles add up without rounding: what begins where another one ends does so in a viewer that adds
-`ts` and `dur`, too, as speedscope does."""
+"""Parts of a microsecond that times are multiples of. Chosen: they nearly meet nanoseconds, and are a power of two, in
+which doubles add up without rounding: what begins where another one ends does so in a viewer that adds `ts` and `dur`,
+too, as speedscope does."""
 
 
 _COLOURS = {"exposed": "thread_state_iowait", "hidden": "grey"}
@@ -68,7 +68,8 @@ def trace_json(record: PlanRecord) -> str:
 
 
 def _microseconds(seconds: float) -> float:
-    return round(1e6 * seconds * _PARTS) / _PARTS
+    """Whole nanoseconds: viewers keep no parts of one, and Perfetto (v52) drops what would overlap by rounding."""
+    return round(round(1e9 * seconds) / 1e3 * _PARTS) / _PARTS
 
 
 def _complete(name: str, thread: int, start: float, end: float, category: str, args: dict[str, Any]) -> Event:
@@ -144,7 +145,8 @@ class _Trace:
             event = _complete(self._title(each), _COMPUTE, *span, self._category(each), self._args(each))
             found.append((len(opened), event))
         found += _closed(opened, 0, at)
-        return [event for _, event in sorted(found, key=lambda each: (each[1]["ts"], each[0]))]
+        shown = [each for each in found if each[1]["dur"]]  # viewers show moments as arrows, piled up
+        return [event for _, event in sorted(shown, key=lambda each: (each[1]["ts"], each[0]))]
 
     def _path(self, each: RecordedSlice) -> list[_Around]:
         """The phase, the loops and the scopes that a slice is in, outer ones first."""
@@ -216,7 +218,9 @@ class _Trace:
                     threads.append(thread)
                 ends[thread] = each.end
                 how, start = "host" if each.host is not None else "hidden" if each.hidden else "exposed", each.start
-                yield each, _complete(self._moving(each, how), thread, start, each.end, how, self._args(each))
+                event = _complete(self._moving(each, how), thread, start, each.end, how, self._args(each))
+                if event["dur"]:
+                    yield each, event
 
     def _moving(self, each: RecordedSlice, how: str) -> str:
         if each.host is not None:
