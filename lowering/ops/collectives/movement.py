@@ -60,6 +60,13 @@ def cut_dims(axes_per_dim: AxesPerDim) -> list[int]:
     return [dim for dim, axes in enumerate(axes_per_dim) if axes]
 
 
+def far_first(axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> list[int]:
+    """The dimensions with axes, those along a mesh's major ones first: the network joins servers and slices along
+    these, and what is gathered along them first, or scattered last, is smallest there, by the size of a server."""
+    place = {axis.name: number for number, axis in enumerate(mesh.mesh.axes)}
+    return sorted(cut_dims(axes_per_dim), key=lambda dim: min(place[axis.name] for axis in axes_per_dim[dim]))
+
+
 @as_bytes(TWO_BITS)
 def stacked(x: jax.Array, axes: AxisSequence, mesh: RefinedMesh) -> jax.Array:
     """What the devices of the group have, along a new dimension 0."""
@@ -171,7 +178,7 @@ def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax
     dims = cut_dims(axes_per_dim)
     if len(dims) > 1 and mesh.forms.at_once:
         return gathered_at_once(x, axes_per_dim, dims, mesh)
-    for dim in dims:
+    for dim in far_first(axes_per_dim, mesh):
         x = lax.all_gather(x, **mesh.group(axes_per_dim[dim]), axis=dim, tiled=True)
     return x
 

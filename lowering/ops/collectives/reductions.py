@@ -25,6 +25,7 @@ from sdy_jax.lowering.ops.collectives.movement import (
     chunk,
     chunks_of,
     cut_dims,
+    far_first,
     partials_of_chunk,
     stacked,
 )
@@ -214,7 +215,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     dims = cut_dims(axes_per_dim)
     if len(dims) > 1 and kind == "sum" and mesh.forms.at_once:
         return _scattered_at_once(x, axes_per_dim, dims, mesh)
-    for dim in dims:
+    for dim in reversed(far_first(axes_per_dim, mesh)):
         axes = axes_per_dim[dim]
         chunk(x, dim, axes_size(axes, mesh.mesh))
         generic = functools.partial(_generic_reduce_scatter, axes=axes, dim=dim, kind=kind, mesh=mesh)

@@ -10,9 +10,11 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
+from sdy_jax.ir.meshes import AxisRef, Mesh
+from sdy_jax.lowering.ops.collectives import movement, reductions
 from sdy_jax.lowering.ops.collectives.movement import computed_apart
 from sdy_jax.lowering.targets.target import CPU
-from sdy_jax.runtime.meshes import Forms
+from sdy_jax.runtime.meshes import Forms, RefinedMesh
 
 X = np.arange(64 * 16, dtype=np.float32).reshape(64, 16) / 1000
 
@@ -52,3 +54,22 @@ def test_where_devices_are_not_known_nothing_is_in_between():
     assert "jit" in str(jax.make_jaxpr(lambda x: computed_apart(x, CPU.forms))(X))
     written = sdy.partition(moved, mesh=LINE, in_shardings=P("x")).plan(X).to_python()
     assert "lax.all_to_all" in written and "barrier" not in written
+
+
+@pytest.mark.parametrize("dims", [("x", "y"), ("y", "x")])
+def test_what_the_network_sends_is_smallest(dims):
+    """Along the mesh's major axis blocks are gathered first and scattered last, whichever dimension that is of."""
+    mesh = RefinedMesh.of(Mesh.of(x=2, y=4))
+    axes = [(AxisRef(axis),) for axis in dims]
+    whole = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+
+    def moved(block):
+        gathered = movement.all_gather(block, axes, mesh)
+        return gathered, reductions.reduce_scatter(gathered, axes, "sum", mesh)
+
+    found = jax.shard_map(moved, mesh=PLANE, in_specs=P(*dims), out_specs=(P(), P(*dims)), check_vma=False)
+    sent = re.findall(r"(all_gather|reduce_scatter)\[.*?axis_name=\('(\w)',\)", str(jax.make_jaxpr(found)(whole)), re.S)
+    assert sent == [("all_gather", "x"), ("all_gather", "y"), ("reduce_scatter", "y"), ("reduce_scatter", "x")]
+    gathered, scattered = found(whole)
+    np.testing.assert_array_equal(gathered, whole)
+    np.testing.assert_array_equal(scattered, 8 * whole)
