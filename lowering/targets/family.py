@@ -163,6 +163,7 @@ class Collectives:
 
     Attributes:
         starts: the kinds that it starts before other work, and waits for after it.
+        pipelines: of these, those that a loop's next trip hides where it only stores their results in a stack.
         combines: the kinds of which it runs small ones that follow each other as one, without copies.
         buckets: the kinds of which small ones run as one unasked; those that it does not combine, as one of a stack of
             their operands, where these have one shape.
@@ -174,6 +175,7 @@ class Collectives:
     """
 
     starts: frozenset[str] = frozenset()
+    pipelines: frozenset[str] = frozenset()
     combines: frozenset[str] = frozenset(("all_reduce",))
     buckets: frozenset[str] = frozenset(("all_reduce",))
     merges: bool = False

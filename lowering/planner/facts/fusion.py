@@ -151,6 +151,14 @@ def ops_in_line(block: Block) -> list[Op]:
     return found
 
 
+def line_of(block: Block) -> Block:
+    """The block among whose ops in line those of a block are."""
+    while block.parent.name in COMPUTATIONS:
+        assert block.parent.block is not None
+        block = block.parent.block
+    return block
+
+
 def inner_blocks(op: Op) -> tuple[Block, ...]:
     """The blocks of an op that do not run in line with what is around it."""
     return () if op.name in COMPUTATIONS else op.blocks

@@ -6,7 +6,7 @@ See docs/explanation/schedule.md#what-compilers-hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,16 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Mesh
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.ops.products import pace
-from sdy_jax.lowering.planner.facts.fusion import inner_blocks, made_by, ops_in_line, readers, takes_long
+from sdy_jax.lowering.ops.registry import PARTIAL_ACCESS
+from sdy_jax.lowering.planner.facts.fusion import (
+    fuses,
+    inner_blocks,
+    line_of,
+    made_by,
+    ops_in_line,
+    readers,
+    takes_long,
+)
 from sdy_jax.lowering.planner.facts.loops import executions
 from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
@@ -135,7 +144,8 @@ class WorkTimes:
 # How much of the time of collectives is hidden, as a compiler moves their starts and their ends apart.
 #
 # What is sent waits for its operand alone, and only what reads it waits for it: in between the device computes. What
-# runs a trip ahead is there at the end of the trip before. In each block the links send what has to be there first, one
+# runs a trip ahead is there at the end of the trip before. What a trip only stores may be sent until the next one has
+# its own to send, if the compiler moves it there. In each block the links send what has to be there first, one
 # collective at a time, while products run; what is not done when it is needed is waited for. A collective of a kind for
 # which a compiler has no start is waited for at once. See docs/explanation/schedule.md#what-compilers-hide.
 
@@ -170,9 +180,7 @@ def in_buckets(sendings: Mapping[Op, Sending], times: CollectiveTimes) -> dict[O
 
 def _filled(ops: Sequence[Op], sendings: Mapping[Op, Sending], most: float) -> Iterator[list[Op]]:
     """Collectives of a block in buckets of so many bytes at most."""
-    block = ops[0].block
-    assert block is not None
-    places = {op: place for place, op in enumerate(ops_in_line(block))}
+    places = {op: place for place, op in enumerate(ops_in_line(_line(ops[0])))}
     bucket, start, needed, sent = list[Op](), 0, len(places), 0.0
     for op in ops:
         begins, ends, wire = _ready(op, places), _needed(op.results[0], places), sendings[op].record.wire_bytes
@@ -256,16 +264,29 @@ class Schedule:
         self._busy = busy or {}
 
     def of(self, block: Block) -> Ran:
-        """Runs a block once."""
-        ran, links, ops = Ran(), _Links(), ops_in_line(block)
+        """Runs a block once; of a loop's body a trip in the midst of others."""
+        ops = ops_in_line(block)
+        ran, stored = self._play(ops, [])
+        if not stored:
+            return ran
+        ran, left = self._play(ops, stored)
+        over = math.fsum(each.left for each in left) - math.fsum(each.left for each in stored)
+        self._wait(ran, ops[-1], stored[0].sending, max(0.0, over))  # each trip would leave more to the next one
+        return ran
+
+    def _play(self, ops: Sequence[Op], stored: Sequence[_OnItsWay]) -> tuple[Ran, list[_OnItsWay]]:
+        """Runs ops that follow each other, beside what the trip before left to be sent; what they leave."""
+        ran, links = Ran(), _Links()
         ready = self._starting(ops)
+        for each in stored:
+            links.add(replace(each, needed=next(start for start, new in ready.items() if each.is_in(new))))
         for place, op in enumerate(ops):
-            for on_its_way in ready.get(place, ()):
-                links.add(on_its_way)
             for sending, time in links.finish(place):
                 self._wait(ran, op, sending, time)
+            for on_its_way in ready.get(place, ()):
+                links.add(on_its_way)
             self._run(op, links, ran)
-        return ran
+        return ran, links.left
 
     def _starting(self, ops: Sequence[Op]) -> dict[int, list[_OnItsWay]]:
         """What is started among the ops of a block, by the places at which its operands are there."""
@@ -279,8 +300,16 @@ class Schedule:
             else:
                 start = max([_ready(op, places) for op in members])
                 needed = min([_needed(op.results[0], places) for op in members])
+                if all(self._is_late(op) for op in members):
+                    needed = len(ops)
             ready.setdefault(start, []).append(_OnItsWay(sending, needed, sent - waited, waited))
         return ready
+
+    def _is_late(self, collective: Op) -> bool:
+        """Whether the compiler moves a collective of a loop into the next trip."""
+        is_moved = self._sendings[collective].record.kind in self._compiler.pipelines
+        is_in_loop = is_moved and _line(collective).parent.name == "stablehlo.while"
+        return is_in_loop and _is_only_stored(collective.results[0])
 
     def around(self, sending: Sending) -> float:
         """The time that a collective takes beside its bytes, which nothing hides: units start it, and wait for it."""
@@ -365,12 +394,21 @@ class _OnItsWay:
     left: float
     waited: float
 
+    def is_in(self, others: Iterable[_OnItsWay]) -> bool:
+        """Whether it is one of some."""
+        return any(self.sending is other.sending for other in others)
+
 
 class _Links:
     """What is on its way, in the order in which it is needed."""
 
     def __init__(self) -> None:
         self._sent: list[_OnItsWay] = []
+
+    @property
+    def left(self) -> list[_OnItsWay]:
+        """What is on its way still."""
+        return self._sent
 
     def add(self, on_its_way: _OnItsWay) -> None:
         self._sent.append(on_its_way)
@@ -394,6 +432,12 @@ class _Links:
         return [(each.sending, each.left + each.waited) for each in due]
 
 
+def _line(op: Op) -> Block:
+    """The block in which an op runs in line."""
+    assert op.block is not None  # of collectives
+    return line_of(op.block)
+
+
 def _ready(op: Op, places: Mapping[Op, int]) -> int:
     """The place among ops in line from which on a collective may be sent."""
     maker = made_by(op.operands[0])
@@ -403,6 +447,15 @@ def _ready(op: Op, places: Mapping[Op, int]) -> int:
 def _needed(value: Value, places: Mapping[Op, int]) -> int:
     """The place among ops in line of the first that reads a value, or whose blocks do."""
     return min([_place(user, places) for user, _ in readers(value)], default=len(places))
+
+
+def _is_only_stored(value: Value) -> bool:
+    """Whether each element of a value goes into a stack, as it is or converted, and nowhere else."""
+    return all(
+        (PARTIAL_ACCESS.get(op.name) == "write" and index == 1)
+        or (fuses(op) and len(op.operands) == 1 and _is_only_stored(op.results[0]))
+        for op, index in readers(value)
+    )
 
 
 def _place(op: Op, places: Mapping[Op, int]) -> int:
