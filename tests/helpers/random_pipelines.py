@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from machine_models import small_costs
 
 import sdy_jax as sdy
 
@@ -54,6 +55,8 @@ class Case:
     aux_moves: bool = True
     """Whether auxiliary results have cotangents."""
     kinds: tuple[Any, ...] = KINDS[0]
+    machine: str = ""
+    """By whose rates it is planned; by what is sent where it is empty."""
 
 
 def draw(seed: int) -> Case:
@@ -214,9 +217,14 @@ def _on_types(case: Case, moving: Any, given: Any, fun: Callable[..., Any]) -> A
     batch, stack = P("data" if rows % data == 0 else None), P("stage" if case.layers % stages == 0 else None)
     specs = {"weights": stack, "x": batch, "extra": batch, "targets": batch, "shared": P(), "head": P()}
     for_all = lambda tree: {name: jax.device_put(tree[name], NamedSharding(mesh, specs[name])) for name in tree}  # noqa: E731
-    run = sdy.partition(fun) if case.is_partitioned else jax.jit(fun)
+    run = sdy.partition(fun, **asked_of(case)) if case.is_partitioned else jax.jit(fun)
     with jax.set_mesh(mesh) if case.is_partitioned else nullcontext():
         return run(for_all(moving), for_all(given))
+
+
+def asked_of(case: Case) -> dict[str, Any]:
+    """What `partition` is asked for beside its borders."""
+    return {"costs": small_costs(case.machine, AXES)} if case.machine else {}
 
 
 def compare(case: Case) -> None:
@@ -239,7 +247,8 @@ def compare(case: Case) -> None:
         found = _on_types(case, jax.tree.map(np.asarray, moving), jax.tree.map(np.asarray, given), partial(both, piped))
     elif case.is_partitioned:
         specs = {name: P("data") for name in given} | {"weights": P("stage"), "shared": P(), "head": P()}
-        found = sdy.partition(partial(both, piped), mesh=mesh_of(case), in_shardings=(specs, specs))(moving, given)
+        made = sdy.partition(partial(both, piped), mesh=mesh_of(case), in_shardings=(specs, specs), **asked_of(case))
+        found = made(moving, given)
     else:
         found = jax.jit(partial(both, piped))(moving, given)
     tolerance = {jnp.float64: 1e-9, jnp.float32: 1e-4, jnp.bfloat16: 0.06}[case.dtype]

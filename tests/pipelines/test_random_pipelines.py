@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import pytest
+from machine_models import DEVICES, planned_for
 from pairwise import covering, pairs_of
 from random_pipelines import compare, cost_of, draw, options_of
 
@@ -24,6 +27,15 @@ def check(seed: int) -> None:
 @pytest.mark.parametrize("seed", COVERING)
 def test_pipelines_are_scans(seed: int) -> None:
     check(seed)
+
+
+@pytest.mark.parametrize("machine", DEVICES)
+@pytest.mark.parametrize("seed", [5, 7])
+def test_pipelines_planned_by_time_are_scans(seed: int, machine: str) -> None:
+    case = replace(draw(seed), machine=machine)
+    assert case.is_partitioned
+    with jax.enable_x64(True), planned_for(machine):
+        compare(case)
 
 
 def test_each_two_options_meet_in_a_case() -> None:
