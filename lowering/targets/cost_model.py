@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,6 +36,22 @@ from sdy_jax.lowering.targets.target import (
 )
 from sdy_jax.lowering.targets.torus import SCATTERED_AT_ONCE, Lines, Torus, cut_lines, lines_of_axes
 from sdy_jax.runtime.devices import LineParts, device_kind, network_axes, platform_of
+
+
+class DeviceTimes(NamedTuple):
+    """How long work takes a device's units, and its memory; both at once, so it takes the longer of the two."""
+
+    units: float = 0.0
+    memory: float = 0.0
+
+    def times(self, share: float) -> DeviceTimes:
+        """Those of a part of it, or of several executions."""
+        return DeviceTimes(share * self.units, share * self.memory)
+
+    def and_(self, other: DeviceTimes) -> DeviceTimes:
+        """Those of both."""
+        return DeviceTimes(self.units + other.units, self.memory + other.memory)
+
 
 # What a cost model takes of a machine: its published rates, or what was measured, as fields of a `CostModel`.
 
@@ -431,8 +447,11 @@ class CostModel:
             operations: how many it performs.
             touched: the bytes that it reads from its memory and writes to it.
         """
-        computing = self.flop * operations
-        return max(computing, self.memory * touched) if self.memory else computing
+        return max(self.demands(operations, touched))
+
+    def demands(self, operations: float, touched: float) -> DeviceTimes:
+        """What that takes of the device."""
+        return DeviceTimes(self.flop * operations, self.memory * touched)
 
     def pace(self, dtype: str, precision: str = "DEFAULT") -> float:
         """How long an operation of a product takes beside `flop`, where rates are published: what machines do with

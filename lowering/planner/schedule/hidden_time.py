@@ -33,7 +33,7 @@ from sdy_jax.lowering.planner.memory.buffers import LocalBytes
 from sdy_jax.lowering.planner.problem.layout_plan import PlacedProgram
 from sdy_jax.lowering.planner.report import CollectiveRecord, PartitionReport, bucket_of
 from sdy_jax.lowering.planner.schedule.collective_times import CollectiveTimes
-from sdy_jax.lowering.targets.cost_model import CostModel
+from sdy_jax.lowering.targets.cost_model import CostModel, DeviceTimes
 from sdy_jax.lowering.targets.family import Collectives
 from sdy_jax.shardy.rules import RuleBook
 from sdy_jax.shardy.rules.op_attributes import dot_dimension_numbers, operations_of
@@ -74,21 +74,6 @@ class HiddenCollectives:
 # How long the products and kernels of a partitioned program compute, by the cost model.
 
 
-class DeviceTimes(NamedTuple):
-    """How long work takes a device's units, and its memory; both at once, so it takes the longer of the two."""
-
-    units: float = 0.0
-    memory: float = 0.0
-
-    def times(self, share: float) -> DeviceTimes:
-        """Those of a part of it, or of several executions."""
-        return DeviceTimes(share * self.units, share * self.memory)
-
-    def and_(self, other: DeviceTimes) -> DeviceTimes:
-        """Those of both."""
-        return DeviceTimes(self.units + other.units, self.memory + other.memory)
-
-
 class WorkTimes:
     """Times on one device. Only products and kernels are counted: what else there is mostly fuses with them.
 
@@ -109,8 +94,7 @@ class WorkTimes:
         if not takes_long(op):
             return DeviceTimes()
         if op not in self._found:
-            operations, moved = self._amounts(op)
-            self._found[op] = DeviceTimes(self._costs.flop * operations, self._costs.memory * moved)
+            self._found[op] = self._costs.demands(*self._amounts(op))
         return self._found[op]
 
     def _amounts(self, op: Op) -> tuple[float, float]:

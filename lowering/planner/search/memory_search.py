@@ -216,14 +216,11 @@ _MANY = 1_500_000
 `scripts/bench_models`): 32 layers of an 8B model that are no loop have 85,000 along one axis, where these choices take
 8 s and save half, and 2,300,000 along two parts of it, where they take 25 s for each of three plans and save none."""
 
-_CHEAPER = 4.0
-"""By how much the multiplier of work falls from try to try, where its savings are paid for with bytes. Guessed, as
-`_DEARER`."""
-
-_DEARER = 4.0
-"""The multiple of work's multiplier at which one more choice is made, as compilers hide what is sent, which the model
-counts whole. Measured (2026-11, plans of `scripts/bench_models`): by it a step of 8B on 8 x 8 H100s takes 547 ms for
-580, and one of an LSTM on eight 47.8 for 53; with 2, the former takes 580."""
+_WORK = 4.0
+"""By how much the multiplier of work falls from try to try, where its savings are paid for with bytes; and the multiple
+of it at which one more choice is made, as compilers hide what is sent, which the model counts whole. Measured (2026-11,
+plans of `scripts/bench_models`): by that a step of 8B on 8 x 8 H100s takes 547 ms for 580, and one of an LSTM on eight
+47.8 for 53; with 2, the former takes 580."""
 
 _CHEAPENED = 3
 """Multipliers of work that are tried there. Guessed: each is a solve and a trial; with none, plans by time may send
@@ -405,7 +402,7 @@ class _MemorySearch:
         the last one that was tried, if there is none."""
         program, chosen = self._program, best
         for number in range(1, _CHEAPENED + 1):
-            program.model.set_work_multiplier(_CHEAPER**-number)
+            program.model.set_work_multiplier(_WORK**-number)
             chosen = self._improver.improved(chosen)
             trial = self.follow(chosen)
             if not trial.sends_too_much_beside(self._baseline):
@@ -418,7 +415,7 @@ class _MemorySearch:
         if not (self._budget.by_time and trial.sent) or self._has_many:
             return []
         before = model.work_multiplier
-        model.set_work_multiplier(_DEARER * before)
+        model.set_work_multiplier(_WORK * before)
         found = self._with_copies(self._improver.improved(best), {})
         model.set_work_multiplier(before)
         return [found] if found is not trial else []
