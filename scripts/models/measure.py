@@ -20,14 +20,13 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from timing import ServerSeconds, compiler_time, server_time
+from timing import compiler_time, server_time
 
 import sdy_jax as sdy
 from models.common import Layout, Program
 from models.kernels import assume_cudnn, kernel_seconds
 from models.rows import ROWS, Row
 from sdy_jax.cli.devices import Topology, prepare
-from sdy_jax.errors import SdyError
 from sdy_jax.lowering.targets.gpu import ALLOCATED
 from sdy_jax.lowering.targets.target import machine_called, machine_name, machines
 from sdy_jax.plan.estimates import compiled_memory
@@ -53,8 +52,7 @@ class Compiled:
         temporaries: of these, those that are neither arguments nor results.
         bytes: GiB that it sends.
         time: seconds of a step by the compiler's schedule, the links' rates, and the work of its ops: on TPUs by the
-            compiler's cycles, and its kernels'; on GPUs by the rates of products and memory (`gpu_work`),
-            if it calls no kernels but cuDNN's.
+            compiler's cycles, and its kernels'; on GPUs by the rates of products and memory (`gpu_work`).
         sent: seconds of its collectives, one after the other, by the rates of the links.
         exposed: of `time`, those in which it waits for collectives.
         kernels: of `time`, those of kernels (`models.kernels`).
@@ -164,14 +162,8 @@ def _read(found: _Output, devices: Sequence[jax.Device]) -> Compiled:
         took = compiler_time(found.text, kernel_seconds, devices)
         side.time, side.sent, side.exposed, side.kernels = took.scheduled, took.sent, took.exposed, took.kernels
     elif devices:
-        machine = machines()[machine_name(devices[0].device_kind)]
-        seconds = ServerSeconds(machine.links)
-        side.sent = math.fsum(each.count * seconds(each) for each in collectives)
-        try:
-            took = server_time(found.text, machine)
-        except SdyError:  # kernels of whose work nobody says anything
-            return side
-        side.time, side.exposed = took.scheduled, took.exposed
+        took = server_time(found.text, machines()[machine_name(devices[0].device_kind)])
+        side.time, side.sent, side.exposed = took.scheduled, took.sent, took.exposed
     return side
 
 
