@@ -79,9 +79,8 @@ def compiler_time(
 
 
 def server_time(hlo: str, machine: Machine) -> CompilerTime:
-    """The time of a program compiled for GPUs, whose compiler states the order of ops and what runs beside them, and no
-    time: of its ops by the published rates of products and memory (`gpu_work`), of its collectives by those of the links.
-    """
+    """The time of a program compiled for GPUs, whose compiler says what runs beside what, and no time: of its ops by
+    the published rates of products and memory (`gpu_work`), of its collectives by those of the links."""
     module = HloModule.parse(hlo)
     waits = waiting(module, ServerSeconds(machine.links), GpuWork(module, machine.chip))
     return CompilerTime(waits.work, waits.sent, waits.exposed)

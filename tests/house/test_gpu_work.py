@@ -75,7 +75,7 @@ dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$convForward\""""
         (["%c = bf16[256,512]{1,0} copy(%p)"], 512 * KIB / MEMORY),
         ([HEADS, ATTENTION], 2 * (2 * 64 * 8 * 128 * 2) / MEMORY),
         ([IMAGES, KERNEL, CONVOLVED], (8 * 16 * 16 * 64 + 9 * 64 * 128 + 8 * 16 * 16 * 128) * 2 / MEMORY),
-        (['%c = bf16[256,512]{1,0} custom-call(%p), custom_call_target="attend"'], 1024 * KIB / MEMORY),
+        (['%c = bf16[256,512]{1,0} custom-call(%p), custom_call_target="attend"'], 512 * KIB / MEMORY),
         (["%b = bf16[512,256]{1,0} bitcast(%p)"], 0.0),
     ],
 )

@@ -148,9 +148,9 @@ class ProgramForm:
 
     @property
     def best(self) -> PartitionedProgram:
-        """The best trial of those that fit; if there is none, that which holds least."""
-        allowed = self.search.allowed(self.found)
-        return self.search.best(allowed) if allowed else self.least
+        """The best trial of those that may be chosen; if there is none, that which holds least."""
+        choosable = self.search.choosable(self.found)
+        return self.search.best(choosable) if choosable else self.least
 
     def of(self, graph: Graph) -> LayoutSearch:
         """The trials over another form of it; none is worth searching that costs more than the incumbent."""

@@ -397,19 +397,22 @@ class LayoutSearch:
         return trial if self.budget.fits(trial) or not self.setting.available else None
 
     def fitting(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
-        """Those that keep within the limit, and where the baseline does, by a model of time, send more only to save
-        time; if there are none, and the limit is what devices have, the one that holds least.
+        """Those that may be chosen; if there are none, and the limit is what devices have, the one that holds least.
 
         Raises:
             MemoryLimitError: there are none, and the limit is stated.
         """
-        found = self.allowed(trials)
+        found = self.choosable(trials)
         if found:
             return found
         least = min(trials, key=lambda trial: trial.peak.total)
         if self.policy.memory is not None:
             raise too_large(least.peak, self.limit)
         return [least]
+
+    def choosable(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
+        """Those that may be chosen; perhaps none."""
+        return self.allowed(trials) or self.budget.choosable(trials, self.baseline)
 
     def allowed(self, trials: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more than they may; perhaps none."""

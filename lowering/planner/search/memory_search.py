@@ -71,6 +71,15 @@ class MemoryBudget(NamedTuple):
             return False
         return not (self.by_time and self.fits(baseline) and trial.sends_too_much_beside(baseline))
 
+    def choosable(self, trials: Sequence[PartitionedProgram], baseline: PartitionedProgram) -> list[PartitionedProgram]:
+        """The trials that may be chosen; where there are none, and no limit is stated, those that keep within all of
+        the memory, of which the limit is a share."""
+        found = [trial for trial in trials if self.allows(trial, baseline)]
+        if found or self.usual or not self.memory:
+            return found
+        whole = self._replace(limit=self.memory)
+        return [trial for trial in trials if whole.allows(trial, baseline)]
+
     def best(self, trials: Sequence[PartitionedProgram]) -> PartitionedProgram:
         """The trial that costs least beside what is hidden, with a little for what it holds."""
         byte = _COMPARED * self.byte(min(trial.cost for trial in trials))
@@ -351,7 +360,7 @@ class _MemorySearch:
         """Forgets the trials that will not be chosen, whatever comes: each is a copy of the program."""
         trials, budget, baseline = list(self.trials.values()), self._budget, self._baseline
         kept = [baseline, min(trials, key=lambda trial: trial.peak.total), *self._kept]
-        kept += budget.candidates([trial for trial in trials if budget.allows(trial, baseline)])
+        kept += budget.candidates(budget.choosable(trials, baseline))
         for trial in trials:
             if not any(trial is other for other in kept):
                 trial.forget()

@@ -307,6 +307,22 @@ def test_trials_that_will_not_be_chosen_are_forgotten(monkeypatch):
     assert set(programs_tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
 
 
+@pytest.mark.parametrize(
+    ("held", "usual", "chosen"),
+    [
+        ([12, 8, 9], 0.0, [8, 9]),  # within the limit
+        ([12, 9.5, 9.8], 0.0, [9.5, 9.8]),  # within what there is
+        ([12, 11, 11.5], 0.0, []),
+        ([12, 9.5, 9.8], 9.0, []),  # a limit that is stated is kept to
+    ],
+)
+def test_what_keeps_within_all_of_the_memory_may_be_chosen_where_nothing_keeps_within_the_limit(held, usual, chosen):
+    """The limit is a share of the memory, as estimates are no better: what is quicker is not given up for it."""
+    trials = [SimpleNamespace(peak=SimpleNamespace(total=each)) for each in held]
+    budget = MemoryBudget(limit=9, memory=10, worth=0.0, usual=usual)
+    assert [trial.peak.total for trial in budget.choosable(trials, trials[0])] == chosen
+
+
 def test_prices_that_were_tried_are_not_tried_again_and_what_was_asked_for_is_kept(monkeypatch):
     programs = [(10, 5), (4, 9), (5, 8), (6, 7), (6.5, 4), (6.2, 6), (6.3, 5)]
     search = Tried(monkeypatch, programs)
