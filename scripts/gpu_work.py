@@ -114,24 +114,16 @@ class GpuWork:
 
     def _moved(self, instruction: HloInstruction) -> float:
         """The bytes that it reads and writes: of what is sliced the slices, of what is updated in place the updates."""
-        body = self._fused(instruction)
-        if not body:
-            return self._read(instruction, [instruction]) + self._written(instruction, instruction)
-        made = {each.name: each for each in body}
-        read = 0.0
-        for place, operand in enumerate(instruction.operands):
-            parameter = next(each for each in body if each.opcode == "parameter" and each.operands == (str(place),))
-            read += self._read_of(parameter.name, self._module.bytes_of(operand), body)
-        roots = [made[name] for name in body[-1].operands] if body[-1].opcode == "tuple" else [body[-1]]
-        return read + sum(self._written(root, root, made) for root in roots)
+        body = self._fused(instruction) or [instruction]
+        inside = _parameters(body) or instruction.operands
+        operands = dict(zip(inside, instruction.operands, strict=True))
+        read = sum(self._read(name, self._module.bytes_of(operand), body) for name, operand in operands.items())
+        root = body[-1]
+        written = [self._module.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        return read + sum(map(self._written, written))
 
-    def _read(self, instruction: HloInstruction, users: Sequence[HloInstruction]) -> float:
-        return sum(
-            self._read_of(name, self._module.bytes_of(name), users) for name in dict.fromkeys(instruction.operands)
-        )
-
-    def _read_of(self, name: str, whole: float, body: Sequence[HloInstruction]) -> float:
-        """What the instructions of a fusion read of a value, at most all of it."""
+    def _read(self, name: str, whole: float, body: Sequence[HloInstruction]) -> float:
+        """What some instructions read of a value, at most all of it."""
         names, read = {name}, 0.0
         for user in body:
             if not names.intersection(user.operands):
@@ -144,16 +136,14 @@ class GpuWork:
                 return whole
         return min(read, whole)
 
-    def _written(
-        self, root: HloInstruction, result: HloInstruction, body: dict[str, HloInstruction] | None = None
-    ) -> float:
-        while body is not None and root.opcode in _SEEN_THROUGH:
-            root = body[root.operands[0]]
+    def _written(self, root: HloInstruction) -> float:
+        while root.opcode in _SEEN_THROUGH:
+            root = self._module.instructions[root.operands[0]]
         if root.opcode == "dynamic-update-slice":
-            return bytes_of_type(body[root.operands[1]].type) if body else self._module.bytes_of(root.operands[1])
+            return self._module.bytes_of(root.operands[1])
         if root.opcode == "scatter":
-            return 2.0 * (bytes_of_type(body[root.operands[-1]].type) if body else 0.0)
-        return bytes_of_type(result.type)
+            return 2.0 * self._module.bytes_of(root.operands[-1])
+        return bytes_of_type(root.type)
 
     def _fused(self, instruction: HloInstruction) -> list[HloInstruction]:
         if instruction.opcode != "fusion":
@@ -162,6 +152,12 @@ class GpuWork:
 
     def _array(self, name: str) -> tuple[str, tuple[int, ...]]:
         return _arrays(self._module.instructions[name].type)[0]
+
+
+def _parameters(body: Sequence[HloInstruction]) -> list[str]:
+    """Those of a computation, in order."""
+    found = {int(each.operands[0]): each.name for each in body if each.opcode == "parameter"}
+    return [name for _, name in sorted(found.items())]
 
 
 def _arrays(type_: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -265,10 +265,10 @@ class Schedule:
         for each in stored:
             links.add(replace(each, needed=next(start for start, new in ready.items() if each.is_in(new))))
         for place, op in enumerate(ops):
-            for sending, time in links.finish(place):
-                self._wait(ran, op, sending, time)
             for on_its_way in ready.get(place, ()):
                 links.add(on_its_way)
+            for sending, time in links.finish(place):
+                self._wait(ran, op, sending, time)
             self._run(op, links, ran)
         return ran, links.left
 
