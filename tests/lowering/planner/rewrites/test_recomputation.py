@@ -344,9 +344,8 @@ def test_no_more_is_computed_again_where_a_program_costs_more_than_one_that_fits
 @pytest.mark.parametrize(("fitting", "incumbent"), [([], math.inf), ([5.0, 3.0], 3.0)])
 def test_other_forms_of_a_program_know_what_one_costs_that_fits(fitting, incumbent):
     trials = [SimpleNamespace(cost=cost, peak=SimpleNamespace(total=1.0)) for cost in (2.0, *fitting)]
-    search = SimpleNamespace(
-        allowed=lambda found: found[1:], best=lambda found: found[-1], of=lambda graph, cost: (graph, cost)
-    )
+    search = SimpleNamespace(best=lambda found: found[-1], of=lambda graph, cost: (graph, cost))
+    search.allowed = search.choosable = lambda found: found[1:]
     program = recomputation.ProgramForm(search)
     program.found = trials
     assert program.of("graph") == ("graph", incumbent)
