@@ -271,6 +271,8 @@ class _Trace:
     def _measured(self, run: RecordedRun) -> Iterator[Event]:
         tracks, events = list[tuple[int, float]](), list[Event]()
         for each in run.slices:
+            if _microseconds(each.end) == _microseconds(each.start):
+                continue
             free = (n for n, (lane, end) in enumerate(tracks) if lane == each.lane and end <= each.start)
             track = next(free, len(tracks))
             tracks[track : track + 1] = [(each.lane, each.end)]

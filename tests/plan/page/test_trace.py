@@ -255,11 +255,8 @@ def test_what_was_measured_is_a_process_below_the_estimate() -> None:
     of_thread, named = slices(own), threads(own)
     assert set(of_thread) == set(named) and {"compute", "links of data", "links of model"} <= set(named.values())
     assert list(named.values()).count("compute") == 2  # one beside another
-    total, rounded = (
-        sum(event["dur"] for each in of_thread.values() for event in each),
-        NANOSECOND * len(record.run.slices),
-    )
-    assert total == pytest.approx(1e6 * sum(each.duration for each in record.run.slices), abs=rounded)
+    total, slices_of = sum(event["dur"] for each in of_thread.values() for event in each), record.run.slices
+    assert total == pytest.approx(1e6 * sum(each.duration for each in slices_of), abs=NANOSECOND * len(slices_of))
     for each in of_thread.values():
         for event, later in pairwise(each):
             assert event["ts"] + event["dur"] <= later["ts"] + NOTHING
