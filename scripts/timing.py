@@ -27,6 +27,8 @@ ICI = TPU.machines["tpu v5e"].links
 LINK = Link(2, bandwidth=ICI.bandwidth, hop=ICI.latency, start=ICI.latency)
 """Along a ring of a slice: what the ops around a collective take is among the cycles of these."""
 
+BETWEEN_SLICES = Link(2, ICI.network.bandwidth, ICI.network.latency, is_network=True)
+
 TORUS = ICI.torus or Torus(2)
 
 
@@ -104,6 +106,8 @@ class Seconds:
         self._lines: dict[tuple[int, ...], Lines] = {}
 
     def __call__(self, found: HloCollective) -> float:
+        if found.kind == "slice-send":  # over the network between slices, whatever the collective
+            return rate("collective_permute", [BETWEEN_SLICES]).time(found.wire_bytes)
         if found.group not in self._lines:
             self._lines[found.group] = self._lines_of(found.group)
         link = LINK._replace(size=max(found.group_size, 2), lines=self._lines[found.group])

@@ -126,6 +126,11 @@ def test_collectives_of_compiled_programs_are_timed_by_the_places_of_chips(group
     assert Seconds(places)(found) == pytest.approx(1e-6 + seconds)
 
 
+def test_what_slices_send_goes_over_the_network():
+    found, network = HloCollective("slice-send", 2, 10**9, 1e9, 1), machines()["tpu v5e"].links.network
+    assert Seconds([(0, 0, 0)])(found) == pytest.approx(1e9 / network.bandwidth + network.latency)
+
+
 @pytest.mark.parametrize(
     ("group", "bytes_time", "hops"),
     [
