@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from sdy_jax.lowering.targets.family import Chip
-from sdy_jax.plan.hlo_module import HloInstruction, HloModule, bytes_of_type, called_by
+from sdy_jax.plan.hlo_module import HloInstruction, HloModule, arrays_of_type, bytes_of_type, called_by
 
 SHARE = 0.6
 """Of the chip's peak, what kernels of attention reach. Published for those of TPUs and GPUs, rounded; it decides how
@@ -45,7 +45,9 @@ _CONVOLVED = {
 """Of cuDNN's convolutions, which of the two operands and the result is what the convolution makes, or its gradient, and
 which is the kernel."""
 
-_ARRAY = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
+_LETTERS = {"s": "i", "u": "ui"}
+"""Of integers, in MLIR."""
+
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
@@ -161,6 +163,5 @@ def _parameters(body: Sequence[HloInstruction]) -> list[str]:
 
 
 def _arrays(type_: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The arrays of a type, each with its element type and sizes."""
-    found = [(dtype, tuple(map(int, filter(None, dims.split(","))))) for dtype, dims in _ARRAY.findall(type_)]
-    return [("ui8" if dtype == "u8" else dtype.replace("s8", "i8"), sizes) for dtype, sizes in found]
+    """The arrays of a type, each with its element type, as MLIR writes it, and its sizes."""
+    return [(f"{_LETTERS.get(letters, letters)}{bits}", sizes) for letters, bits, sizes in arrays_of_type(type_)]

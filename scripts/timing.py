@@ -18,7 +18,7 @@ from sdy_jax.lowering.targets.rates import Link, rate
 from sdy_jax.lowering.targets.torus import Line, Lines, Torus
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo_module import HloCollective, HloInstruction, HloModule
-from sdy_jax.plan.profile import estimated_cycles, kernels_in_hlo, waiting
+from sdy_jax.plan.profile import kernels_in_hlo, waiting
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
@@ -77,7 +77,7 @@ def compiler_time(
 
     waits = waiting(HloModule.parse(hlo), Seconds([device.coords for device in devices]), work)
     kernels = sum(count * kernel(call) for call, count in kernels_in_hlo(hlo))
-    return CompilerTime(estimated_cycles(hlo) / CLOCK + kernels, waits.sent, waits.exposed, kernels)
+    return CompilerTime(waits.work, waits.sent, waits.exposed, kernels)
 
 
 def server_time(hlo: str, machine: Machine) -> CompilerTime:

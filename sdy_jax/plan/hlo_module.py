@@ -299,11 +299,16 @@ def called_by(instruction: HloInstruction) -> list[str]:
 def bytes_of_type(type_: str) -> int:
     """Bytes of an HLO type: `f32[4,8]{1,0}` is 128; a tuple is the sum of its parts; tokens are 0."""
     total = 0
-    for letters, bits, dims in _SHAPE.findall(type_):
-        width = 8 if letters == "pred" else int(bits or 0)
-        elements = math.prod(int(d.strip("<= ")) for d in dims.split(",") if d)
-        total += (width * elements + 7) // 8
+    for letters, bits, sizes in arrays_of_type(type_):
+        width = 8 if letters == "pred" else bits
+        total += (width * math.prod(sizes) + 7) // 8
     return total
+
+
+def arrays_of_type(type_: str) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """The arrays of an HLO type: the letters and the bits of their element types, and their sizes."""
+    for letters, bits, dims in _SHAPE.findall(type_):
+        yield letters, int(bits or 0), tuple(int(d.strip("<= ")) for d in dims.split(",") if d)
 
 
 def group_size(attributes: str, devices: int) -> int:

@@ -6,7 +6,7 @@ See docs/explanation/schedule.md#what-compilers-hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -263,7 +263,7 @@ class Schedule:
         ran, links = Ran(), _Links()
         ready = self._starting(ops)
         for each in stored:
-            links.add(replace(each, needed=next(start for start, new in ready.items() if each.is_in(new))))
+            links.add(replace(each, needed=each.start))
         for place, op in enumerate(ops):
             for on_its_way in ready.get(place, ()):
                 links.add(on_its_way)
@@ -286,7 +286,7 @@ class Schedule:
                 needed = min([_needed(op.results[0], places) for op in members])
                 if all(self._is_late(op) for op in members):
                     needed = len(ops)
-            ready.setdefault(start, []).append(_OnItsWay(sending, needed, sent - waited, waited))
+            ready.setdefault(start, []).append(_OnItsWay(sending, start, needed, sent - waited, waited))
         return ready
 
     def _is_late(self, collective: Op) -> bool:
@@ -371,16 +371,14 @@ def runs_each_time(block: Block) -> float:
 
 @dataclass(slots=True)
 class _OnItsWay:
-    """A collective on its way: the place where it is needed, the time that is left, and the time that nothing hides."""
+    """A collective on its way: the places from which on it is sent and where it is needed, the time that is left, and
+    the time that nothing hides."""
 
     sending: Sending
+    start: int
     needed: int
     left: float
     waited: float
-
-    def is_in(self, others: Iterable[_OnItsWay]) -> bool:
-        """Whether it is one of some."""
-        return any(self.sending is other.sending for other in others)
 
 
 class _Links:

@@ -72,6 +72,11 @@ def _microseconds(seconds: float) -> float:
     return round(round(1e9 * seconds) / 1e3 * _PARTS) / _PARTS
 
 
+def _lasts(each: RecordedSlice | RecordedExecution) -> bool:
+    """Whether it takes a nanosecond: viewers show moments as arrows, piled up."""
+    return _microseconds(each.end) > _microseconds(each.start)
+
+
 def _complete(name: str, thread: int, start: float, end: float, category: str, args: dict[str, Any]) -> Event:
     """A slice. Both of its ends are rounded, so that slices nest as they did."""
     begin = _microseconds(start)
@@ -136,7 +141,7 @@ class _Trace:
         """Outer slices before those in them: viewers nest what begins and ends at once in that order."""
         found = list[tuple[int, Event]]()
         opened, at = list[_Open](), 0.0
-        for each in self._timeline.critical:
+        for each in filter(_lasts, self._timeline.critical):
             path = self._path(each)
             kept = alike_from_start([scope.around for scope in opened], path)
             found += _closed(opened, kept, each.start)
@@ -145,8 +150,7 @@ class _Trace:
             event = _complete(self._title(each), _COMPUTE, *span, self._category(each), self._args(each))
             found.append((len(opened), event))
         found += _closed(opened, 0, at)
-        shown = [each for each in found if each[1]["dur"]]  # viewers show moments as arrows, piled up
-        return [event for _, event in sorted(shown, key=lambda each: (each[1]["ts"], each[0]))]
+        return [event for _, event in sorted(found, key=lambda each: (each[1]["ts"], each[0]))]
 
     def _path(self, each: RecordedSlice) -> list[_Around]:
         """The phase, the loops and the scopes that a slice is in, outer ones first."""
@@ -211,16 +215,14 @@ class _Trace:
         free, ends = _COMPUTE + 1, dict[int, float]()
         for lane in range(1, len(self._timeline.lanes)):
             threads = self._threads.setdefault(lane, [])
-            for each in (found for found in self._timeline.slices if found.lane == lane):
+            for each in (found for found in self._timeline.slices if found.lane == lane and _lasts(found)):
                 thread = next((t for t in threads if ends[t] <= each.start + _SAME * each.end), None)
                 if thread is None:
                     thread, free = free, free + 1
                     threads.append(thread)
                 ends[thread] = each.end
                 how, start = "host" if each.host is not None else "hidden" if each.hidden else "exposed", each.start
-                event = _complete(self._moving(each, how), thread, start, each.end, how, self._args(each))
-                if event["dur"]:
-                    yield each, event
+                yield each, _complete(self._moving(each, how), thread, start, each.end, how, self._args(each))
 
     def _moving(self, each: RecordedSlice, how: str) -> str:
         if each.host is not None:
@@ -270,9 +272,7 @@ class _Trace:
 
     def _measured(self, run: RecordedRun) -> Iterator[Event]:
         tracks, events = list[tuple[int, float]](), list[Event]()
-        for each in run.slices:
-            if _microseconds(each.end) == _microseconds(each.start):
-                continue
+        for each in filter(_lasts, run.slices):
             free = (n for n, (lane, end) in enumerate(tracks) if lane == each.lane and end <= each.start)
             track = next(free, len(tracks))
             tracks[track : track + 1] = [(each.lane, each.end)]
