@@ -17,6 +17,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.collectives import RING, collective_from_attributes
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.kernels.libraries import sizes_in_block
 from sdy_jax.ir.meshes import Axes, axes_size
 from sdy_jax.ir.new_ops import Place, created
 from sdy_jax.ir.shardings import OpShardingRule
@@ -423,7 +424,8 @@ def _ragged_dot(local: LocalOp, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array
     product, dim = numbers.product, numbers.ragged
     lhs, rhs = without_padding(local, lhs, rhs, product.lhs_contracting, product.rhs_contracting)
     if local.operand_axes(0, dim):
-        sizes = _in_block(local, dim, lhs.shape[dim], sizes)
+        block = lhs.shape[dim]
+        sizes = sizes_in_block(sizes, offset(local, local.operand_axes(0, dim), block), block)
     is_summed = dim in product.lhs_contracting
     groups = local.result_axes(0, 0) if is_summed else ()
     if numbers.groups is not None:
@@ -448,15 +450,6 @@ def _row(numbers: RaggedDotDimensionNumbers) -> int:
     product = numbers.product
     taken = product.lhs_batching + product.lhs_contracting
     return len(product.lhs_batching) + sum(d not in taken for d in range(numbers.ragged))
-
-
-def _in_block(local: LocalOp, dim: int, block: int, sizes: jax.Array) -> jax.Array:
-    """The sizes of the groups' parts in this device's block of a dimension."""
-    size = (local.op.operands[0].shape or ())[dim]
-    start = offset(local, local.operand_axes(0, dim), block).astype(sizes.dtype)
-    count = jnp.clip(size - start, 0, block)
-    ends = jnp.cumsum(sizes)
-    return jnp.clip(ends - start, 0, count) - jnp.clip(ends - sizes - start, 0, count)
 
 
 def _of_own_groups(local: LocalOp, axes: Axes, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:

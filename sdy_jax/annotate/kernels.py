@@ -26,6 +26,7 @@ from sdy_jax.base.jax_primitives import (
     compiler_of,
     given_by_compiler,
     has_side_effects,
+    keep_together,
     pallas_call_p,
     type_without_mesh,
     without_mesh,
@@ -272,6 +273,13 @@ def _batched(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], 
     """The function under `vmap` is none of `LIBRARY`."""
     return jaxpr_as_fun(primitives.batched(region, axis_data, dims))(*values), 0
 
+
+def _may_be_of_library(call: Mapping[str, Any]) -> bool:
+    """Whether a call may be recognized: by its name and the one result of its kernel: a derivative has two."""
+    return call["name"] in LIBRARY and len(call["jaxpr"].out_avals) == 1 and kernel_in(call["jaxpr"]) is not None
+
+
+keep_together(_may_be_of_library)
 
 library_function_p = primitives.region_primitive("library_function", _batched)
 """Parameters: the function as a region, and which one it is."""

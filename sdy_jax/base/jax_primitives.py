@@ -35,6 +35,7 @@ from jax.extend.core import (
     new_jaxpr_eqn,
     set_current_trace,
 )
+from jax.extend.core.primitives import jit_p
 from jax.extend.mlir import ir
 from jax.interpreters import ad, batching, mlir
 
@@ -141,6 +142,7 @@ def has_ordered(found: Set[Any]) -> bool:
 # * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 # * The rules of partial evaluation, and the call into which one may split an equation: `jax.jvp` computes results and
 #   tangents by one program, and `jax.grad` by two. jax runs again what is rematerialized, but for what has effects.
+#   That of `jit_p`, which splits the function.
 # * `backward_pass`: `jax.linear_transpose` evaluates partially before it transposes, which runs the callbacks of what
 #   is rematerialized once more.
 
@@ -180,6 +182,29 @@ def on_partial_evaluation(primitive: Primitive, apart: Callable[..., Sequence[An
 
     partial_eval.custom_partial_eval_rules[primitive] = traced
     partial_eval.partial_eval_jaxpr_custom_rules[primitive] = staged
+
+
+def keep_together(is_whole: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Lets derivatives take some calls of jitted functions as single ops, known or not. Else jax takes them apart: what
+    depends on no operand, or on those that are the same in each step of a `scan`, runs in front of it.
+
+    Args:
+        is_whole: whether a call is one of these, by its parameters. It has one result, which depends on all operands.
+    """
+    traced = partial_eval.custom_partial_eval_rules[jit_p]
+    staged = partial_eval.partial_eval_jaxpr_custom_rules[jit_p]
+
+    def traced_together(trace: Any, *tracers: Any, **parameters: Any) -> Sequence[Any]:
+        if is_whole(parameters):
+            return trace.default_process_primitive(jit_p, tracers, parameters)  # type: ignore[no-any-return]
+        return traced(trace, *tracers, **parameters)  # type: ignore[no-any-return]
+
+    def staged_together(saveable: Any, unknown: Sequence[bool], held: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+        rule = _known_or_staged if is_whole(eqn.params) else staged
+        return rule(saveable, unknown, held, eqn)  # type: ignore[no-any-return]
+
+    partial_eval.custom_partial_eval_rules[jit_p] = traced_together
+    partial_eval.partial_eval_jaxpr_custom_rules[jit_p] = staged_together
 
 
 def runs_again(primitive: Primitive) -> None:

@@ -250,6 +250,10 @@ GROUPED = [
     (P(), P("x", None, "y"), 8, 1),
     (P(None, "y"), P("x", "y"), 8, 1),
     (P(None, "x"), P(None, "x", "y"), 8, 1),
+    (P("x"), P(), 2, 0),
+    (P("y"), P("x"), 8, 1),
+    (P("x"), P(None, None, "y"), 8, 0),
+    (P("x", "y"), P(None, "y"), 8, 1),
 ]
 
 
@@ -276,6 +280,31 @@ def test_gradients_of_grouped_products_stay_where_their_matrices_are(rows, matri
     plan = partitioned.plan(*args)
     assert {record.kind for record in plan.collectives} <= {"all_reduce", "reduce_scatter", "all_gather"}
     assert len(plan.table("kernels")) == 3 and flops(plan) * shards <= 3 * 2 * ROWS * INNER * COLUMNS
+
+
+@pytest.mark.more("layers in a loop")
+@pytest.mark.parametrize("policy", [None, "dots_saveable"])
+def test_grouped_products_are_split_in_layers_that_are_computed_again(policy):
+    """Derivatives of a loop, which may take functions apart, leave each call of one."""
+    policy = policy and getattr(jax.checkpoint_policies, policy)
+
+    def step(x, matrices, counts):
+        def layer(x, w):
+            return x + jnp.tanh(grouped(x, w, counts)), None
+
+        def loss(x, matrices):
+            return (jax.lax.scan(jax.checkpoint(layer, policy=policy), x, matrices)[0] ** 2).sum()
+
+        return jax.grad(loss, (0, 1))(x, matrices)
+
+    rows, _, counts = grouped_arguments()
+    args = rows, np.asarray(normal(2, GROUPS, INNER, INNER)) / 4, counts
+    specs = P("x", "y"), P(None, None, None, "y")
+    partitioned = sdy.partition(step, mesh=PLANE, in_shardings=(*specs, P()), out_shardings=specs, on_unknown="ignore")
+    assert_close(partitioned(*args), jax.jit(step)(*args), 1e-5)
+    plan = partitioned.plan(*args)
+    assert {row.kernel for row in plan.table("kernels")} == {"gmm", "tgmm"}
+    assert flops(plan) * 8 == 4 * 2 * 2 * ROWS * INNER * INNER
 
 
 @pytest.mark.usefixtures("poisoned_padding")
@@ -345,3 +374,16 @@ def test_devices_that_are_asked_for():
     with with_devices_of(AbstractMesh((8,), ("x",))):
         assert get_tpu_version() == -1
     assert get_tpu_version() == -1
+
+
+def test_derivatives_take_functions_of_the_same_name_apart():
+    """Of which a part is known before the rest: a function that anybody may write is differentiated as ever."""
+
+    @jax.jit
+    def gmm(rows, matrix):
+        return jnp.sin(rows) @ matrix, jnp.argmax(rows)
+
+    def step(rows, matrix):
+        return jax.value_and_grad(lambda rows: gmm(rows, matrix)[0].sum() * (1 + gmm(rows, matrix)[1]))(rows)
+
+    check(step, (np.asarray(normal(8, 8)), np.asarray(normal(8, 8))), P("x", "y"), on_unknown="ignore")

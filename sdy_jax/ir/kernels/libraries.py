@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from sdy_jax.base.jax_primitives import block_size
@@ -352,15 +354,32 @@ def _grouped_weights(call: PallasCall, primitives: frozenset[str]) -> Statics:
         }
 
 
+def sizes_in_block(sizes: jax.Array, first: Any, block: int) -> jax.Array:
+    """How many rows of each group are in a block of all rows, which are in groups one after the other.
+
+    Args:
+        sizes: of the groups, in order; rows behind them are in none.
+        first: the block's first row.
+        block: how many rows it has.
+    """
+    ends = jnp.cumsum(sizes)
+    first = jnp.asarray(first, ends.dtype)
+    return jnp.clip(ends - first, 0, block) - jnp.clip(ends - sizes - first, 0, block)
+
+
 def _of_groups(arrays: Mapping[str, Any], sizes: Sizes, firsts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first of the groups whose matrices a device has."""
-    if "e" not in firsts:
-        return {}
-    return {"group_offset": arrays.get("group_offset", 0) + firsts["e"]}
+    """The first of the groups whose matrices a device has, and how many of its rows are in each group."""
+    found: dict[str, Any] = {}
+    if "e" in firsts:
+        found["group_offset"] = arrays.get("group_offset", 0) + firsts["e"]
+    if "m" in firsts:
+        found["group_sizes"] = sizes_in_block(arrays["group_sizes"], firsts["m"], sizes["m"])
+    return found
 
 
 def _of_group_results(arrays: Mapping[str, Any], sizes: Sizes, firsts: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**_of_groups(arrays, sizes, firsts), "num_actual_groups": sizes["e"]} if "e" in firsts else {}
+    own = {"num_actual_groups": sizes["e"]} if "e" in firsts else {}
+    return {**_of_groups(arrays, sizes, firsts), **own}
 
 
 def _attention(queries: float, pages: float, others: float, tokens: float, head: float) -> StatedWork:
@@ -390,7 +409,6 @@ _PAGE = "pages are whole"
 _PAIR = "keys and values of a head are together"
 _ONE = "it is one number"
 _SCALES = "scales are for whole heads"
-_ROWS = "rows of a group begin anywhere"
 _ALL_GROUPS = "where a group begins is known by all before it"
 _PACKED = "sequences are packed one behind the other, and begin anywhere"
 
@@ -400,17 +418,18 @@ MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox"
 
 
 def _products(groups: str, transposed: bool) -> LibraryFunction:
-    """Products of rows with their groups' matrices. Each device with some groups makes the rows of these, and zeros."""
+    """Products of rows with their groups' matrices. A device with some rows has parts of some groups; one with some
+    groups makes the rows of these, and zeros."""
     return LibraryFunction(
         f"{MEGABLOX}.gmm",
         "gmm",
         arrays={"lhs": "m k", "rhs": groups, "group_sizes": "all", "group_offset": ""},
         result="m n",
-        split="n k e",
-        whole={"m": _ROWS, "all": _ALL_GROUPS},
+        split="m n k e",
+        whole={"all": _ALL_GROUPS},
         statics=partial(_grouped, transposed=transposed),
         summed="k e",
-        counted="e",
+        counted="m e",
         on_blocks=_of_groups,
     )
 
@@ -476,10 +495,11 @@ LIBRARY: Mapping[str, Sequence[LibraryFunction]] = {
             "tgmm",
             arrays={"lhs": "k m", "rhs": "m n", "group_sizes": "all", "group_offset": ""},
             result="e k n",
-            split="k n e",
-            whole={"m": _ROWS, "all": _ALL_GROUPS},
+            split="m k n e",
+            whole={"all": _ALL_GROUPS},
             statics=_grouped_weights,
-            counted="e",
+            summed="m",
+            counted="m e",
             on_blocks=_of_group_results,
         )
     ],

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined, unused-ignore]
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from sdy_jax.base.jax_primitives import pallas_call_p
 from sdy_jax.ir.kernels.body import equations_in
@@ -345,7 +346,7 @@ def kernel_in(traced: Any) -> Any:
 
 
 def _as(function: LibraryFunction, traced: Any) -> Recognized | None:
-    names, kernel = _names(traced), kernel_in(traced)
+    names, kernel = _names(traced) or _in_order(function, len(traced.in_avals)), kernel_in(traced)
     is_loaded = _loaded(function.module, function.name) is not None
     if not is_loaded or kernel is None or len(traced.out_avals) != 1 or not set(names) <= function.arrays.keys():
         return None
@@ -366,8 +367,13 @@ def _as(function: LibraryFunction, traced: Any) -> Recognized | None:
 
 
 def _names(traced: Any) -> tuple[str, ...]:
-    """The names of the arguments of a traced function."""
+    """The names of the arguments of a traced function; none where a derivative has lost them."""
     return tuple(traced.jaxpr.debug_info.arg_names or ())
+
+
+def _in_order(function: LibraryFunction, count: int) -> tuple[str, ...]:
+    """The first arguments of a function."""
+    return tuple(function.arrays)[:count]
 
 
 def _proven(candidate: Recognized, traced: Any) -> Recognized | None:
@@ -392,7 +398,14 @@ def _numbers(candidate: Recognized, traced: Any, unknown: Mapping[str, Number]) 
     except Exception:  # whatever the function says of static arguments that were not these
         return None
     own = _names(again)
-    return open_numbers(again, traced, unknown, [own.index(name) for name in candidate.names])
+    order = [own.index(name) for name in candidate.names]
+    return open_numbers(_alive(again), _alive(traced), unknown, order)
+
+
+def _alive(traced: Any) -> ClosedJaxpr:
+    """A traced function without what it computes for nothing, which derivatives leave out."""
+    jaxpr, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.out_avals), instantiate=True)
+    return ClosedJaxpr(jaxpr, traced.consts)
 
 
 _UNLIKELY = {REAL: 1.5078125, WHOLE: 10007}

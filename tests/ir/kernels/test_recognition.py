@@ -96,9 +96,10 @@ def test_static_arguments_of_grouped_products(tiling, transposed):
     statics = {"tiling": tiling, "transpose_rhs": transposed, "preferred_element_type": jnp.dtype(jnp.bfloat16)}
     found = seen(MEGABLOX.gmm, *grouped_arguments(transposed), **statics)
     assert found.statics.items() >= statics.items() and found.sizes == {"m": 64, "k": 32, "e": 4, "n": 48, "all": 4}
-    matrices = "[k, l, j]" if transposed else "[k, j, l]"
-    assert str(found.rule().rule).startswith(f"([i, j], {matrices}, [m])->([i, l])")
-    assert found.rule().rule.reduction == {1, 2} and found.rule().counted == {2: "e"}
+    matrices = "[l, m, k]" if transposed else "[l, k, m]"
+    assert str(found.rule().rule).startswith(f"([ij, k], {matrices}, [n])->([ij, m])")
+    assert found.rule().rule.reduction == {2, 3} and found.rule().counted == {0: "m", 3: "e"}
+    assert found.parts["m"] == tiling[0]
 
 
 def test_static_arguments_of_grouped_weights():
@@ -107,7 +108,8 @@ def test_static_arguments_of_grouped_weights():
     assert found.statics["interpret"] and found.statics["num_actual_groups"] is None
     some = seen(MEGABLOX.tgmm, *args, group_offset=ints(), num_actual_groups=2, tiling=(16, 16, 16))
     assert some.statics["num_actual_groups"] == 2 and some.sizes["e"] == 2
-    assert str(some.rule().rule).startswith("([i, j], [j, k], [l], [])->([m, i, k])")
+    assert str(some.rule().rule).startswith("([i, jk], [jk, l], [m], [])->([n, i, l])")
+    assert some.rule().rule.reduction == {1} and some.rule().counted == {1: "m", 5: "e"}
 
 
 def test_sums_of_what_was_there_before_are_others():
