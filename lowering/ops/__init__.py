@@ -9,6 +9,7 @@ from sdy_jax.lowering.ops import (  # noqa: F401
     elementwise,
     fourier_transforms,
     gather_scatter,
+    index_folds,
     linalg,
     products,
     reductions,

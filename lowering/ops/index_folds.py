@@ -1,0 +1,240 @@
+"""Selections and lookups that are decided by what is known of indices: their range, and that they are a permutation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.ops.elementwise import constant_value, reduction_kind, returns_new
+from sdy_jax.lowering.ops.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.registry import folds, is_forwarding
+from sdy_jax.shardy.rules.op_attributes import gather_dimension_numbers, scatter_dimension_numbers
+
+# jax writes more than an index says: one that may be negative counts from the end, one that may be out of bounds is
+# looked up as a NaN, and the gradient of `x.at[order].set(y)` asks which of the rows that were written to one place has
+# stayed there. Of a permutation, as `argsort` gives it, none of this is so:
+#
+#     %i = select(%order < 0, %order + n, %order)            ->  %order
+#     %y = select(0 <= %i && %i < n, gather(%x, %i), NaN)    ->  gather(%x, %i)
+#     %z = gather(scatter(%x, %i, %y), %i)                   ->  %y
+
+_MOST = 256
+"""How many values are looked at for one answer. Chosen: jax writes some ten between an index and what is made of it."""
+
+_CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))
+_MOVED = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.slice"))
+
+
+class Range(NamedTuple):
+    """The least and the largest number that an element may be."""
+
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Known:
+    """What is found out for one answer."""
+
+    ranges: dict[Value, Range | None] = field(default_factory=dict)
+    conditions: dict[Value, bool | None] = field(default_factory=dict)
+
+    def range_of(self, value: Value) -> Range | None:
+        """The range of an array of integers; None for other types."""
+        if value not in self.ranges:
+            self.ranges[value] = limits = _limits(value)
+            if limits is not None and len(self.ranges) < _MOST:
+                found = self._range_of(value)
+                fits = found is not None and limits.low <= found.low and found.high <= limits.high
+                self.ranges[value] = found if fits else limits
+        return self.ranges[value]
+
+    def _range_of(self, value: Value) -> Range | None:
+        op = value.defining_op
+        if op is None:
+            return None
+        if op.name in _CONSTANTS:
+            known = constant_value(op)
+            return Range(int(known.min()), int(known.max())) if known is not None and known.size else None
+        if op.name == "stablehlo.iota":
+            return Range(0, max((value.shape or ())[op.int("iota_dimension")] - 1, 0))
+        if op.name == "chlo.top_k":
+            return Range(0, (op.operands[0].shape or ())[-1] - 1) if value.index == 1 else None
+        if op.name in _COMBINED:
+            one, other = map(self.range_of, op.operands)
+            return _COMBINED[op.name](one, other) if one is not None and other is not None else None
+        return self._joined(self._sources(op, value))
+
+    def _sources(self, op: Op, value: Value) -> Sequence[Value]:
+        """The values of which one has the elements of another, whatever their order."""
+        if op.name in _MOVED or op.name in ("stablehlo.convert", "stablehlo.gather") or is_forwarding(op):
+            return op.operands[:1]
+        if op.name == "stablehlo.sort":
+            return [op.operands[value.index]]
+        if op.name == "stablehlo.select":
+            number = self.selected(op)
+            return op.operands[1:] if number is None else [op.operands[number]]
+        return op.operands if op.name == "stablehlo.concatenate" else ()
+
+    def _joined(self, values: Sequence[Value]) -> Range | None:
+        found = [each for each in map(self.range_of, values) if each is not None]
+        return Range(min(each.low for each in found), max(each.high for each in found)) if found else None
+
+    def decided(self, condition: Value) -> bool | None:
+        """Whether all elements of a condition hold, or none does; None where that is not known."""
+        if condition not in self.conditions:
+            self.conditions[condition] = None
+            op = condition.defining_op
+            if op is not None and len(self.conditions) < _MOST:
+                self.conditions[condition] = self._decided(op)
+        return self.conditions[condition]
+
+    def _decided(self, op: Op) -> bool | None:
+        if op.name in _CONSTANTS:
+            known = constant_value(op)
+            return bool(known.flat[0]) if known is not None and known.size and np.ptp(known * 1) == 0 else None
+        if op.name == "stablehlo.compare":
+            return self._compared(op)
+        if op.name in _MOVED or is_forwarding(op):
+            return self.decided(op.operands[0])
+        is_reduced = op.name == "stablehlo.reduce" and len(op.results) == 1 and reduction_kind(op.blocks[0]) == "and"
+        if op.name != "stablehlo.and" and not is_reduced:
+            return None
+        found = [self.decided(operand) for operand in op.operands]
+        return True if found == [True, True] else (False if False in found else None)
+
+    def _compared(self, op: Op) -> bool | None:
+        one, other = map(self.range_of, op.operands)
+        if one is None or other is None:
+            return None
+        direction = op.text("comparison_direction")
+        if direction == "EQ" and self._are_equal(*op.operands):
+            return True
+        if direction in _HOLDS and _HOLDS[direction](one, other):
+            return True
+        return False if direction in _OPPOSITES and _HOLDS[_OPPOSITES[direction]](one, other) else None
+
+    def _are_equal(self, one: Value, other: Value) -> bool:
+        """Whether two values are computed alike, of the same."""
+        one, other = self.settled(one), self.settled(other)
+        if one is other:
+            return True
+        a, b = one.defining_op, other.defining_op
+        if a is None or b is None or a.name not in _PLAIN or a.signature != b.signature:
+            return False
+        return all(self._are_equal(x, y) for x, y in zip(a.operands, b.operands, strict=True))
+
+    def settled(self, value: Value) -> Value:
+        """The value that one is, through selections and lookups that are decided."""
+        op = value.defining_op
+        if op is not None and op.name == "stablehlo.select":
+            number = self.selected(op)
+            return value if number is None else self.settled(op.operands[number])
+        if op is not None and op.name == "stablehlo.gather":
+            writing = self.writing(op)
+            return value if writing is None else self.settled(writing.operands[2])
+        return value
+
+    def selected(self, op: Op) -> int | None:
+        """The number of the operand that a selection is."""
+        condition, one, other = op.operands
+        holds = True if one is other else self.decided(condition)
+        return None if holds is None else (1 if holds else 2)
+
+    def writing(self, op: Op) -> Op | None:
+        """The scatter that wrote, row by row, what a gather looks up in the same places."""
+        scatter = self.settled(op.operands[0]).defining_op
+        if scatter is None or scatter.name != "stablehlo.scatter" or len(scatter.results) != 1:
+            return None
+        if not _are_same_rows(op, scatter) or not returns_new(scatter.blocks[0]):
+            return None
+        indices, size = op.operands[1], (op.operands[0].shape or ())[0]
+        is_same = self._are_equal(indices, scatter.operands[1])
+        return scatter if is_same and self._is_permutation(indices, size) else None
+
+    def _is_permutation(self, indices: Value, size: int) -> bool:
+        """Whether an array has each number below a size once: as those that were sorted along with others."""
+        value = self._moved(indices)
+        op = value.defining_op
+        if op is None or op.name != "stablehlo.sort" or indices.shape not in ((size,), (size, 1)):
+            return False
+        numbers = self._moved(op.operands[value.index]).defining_op
+        return numbers is not None and numbers.name == "stablehlo.iota" and numbers.results[0].shape == (size,)
+
+    def _moved(self, value: Value) -> Value:
+        """The value whose elements one has, each once and in their order."""
+        while True:
+            value = self.settled(value)
+            op = value.defining_op
+            is_moved = op is not None and (
+                op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim") or is_forwarding(op)
+            )
+            if op is None or not is_moved or math.prod(op.operands[0].shape or ()) != math.prod(value.shape or ()):
+                return value
+            value = op.operands[0]
+
+
+def _limits(value: Value) -> Range | None:
+    dtype = numpy_dtype(value.dtype)
+    return Range(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
+
+
+_COMBINED: Mapping[str, Callable[[Range, Range], Range]] = {
+    "stablehlo.add": lambda a, b: Range(a.low + b.low, a.high + b.high),
+    "stablehlo.subtract": lambda a, b: Range(a.low - b.high, a.high - b.low),
+    "stablehlo.minimum": lambda a, b: Range(min(a.low, b.low), min(a.high, b.high)),
+    "stablehlo.maximum": lambda a, b: Range(max(a.low, b.low), max(a.high, b.high)),
+}
+
+_HOLDS: Mapping[str, Callable[[Range, Range], bool]] = {
+    "LT": lambda a, b: a.high < b.low,
+    "LE": lambda a, b: a.high <= b.low,
+    "GT": lambda a, b: a.low > b.high,
+    "GE": lambda a, b: a.low >= b.high,
+    "NE": lambda a, b: a.high < b.low or a.low > b.high,
+}
+_OPPOSITES = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE"}
+
+_PLAIN = _CONSTANTS | {
+    f"stablehlo.{name}" for name in ("iota", "add", "subtract", "convert", "reshape", "broadcast_in_dim")
+}
+"""Ops of which it is seen whether two compute the same."""
+
+
+def _are_same_rows(gather: Op, scatter: Op) -> bool:
+    """Whether a gather reads whole rows, as a scatter writes them."""
+    read, written = gather_dimension_numbers(gather), scatter_dimension_numbers(scatter)
+    shape, sizes = gather.operands[0].shape or (), gather.ints("slice_sizes")
+    return (
+        read.start_index_map == read.collapsed_slice_dims == (0,)
+        and written.scatter_dims_to_operand_dims == written.inserted_window_dims == (0,)
+        and not read.operand_batching_dims
+        and not written.input_batching_dims
+        and read.offset_dims == written.update_window_dims
+        and read.index_vector_dim == written.index_vector_dim
+        and sizes[1:] == shape[1:]
+        and gather.results[0].type == scatter.operands[2].type
+    )
+
+
+@folds("stablehlo.select")
+def _fold_select(op: Op) -> bool:
+    number = Known().selected(op) if op.results[0].uses else None
+    if number is None or op.results[0].type != op.operands[number].type:
+        return False
+    op.results[0].mlir.replace_all_uses_with(op.mlir.operands[number])  # that of before may be folded
+    return True
+
+
+@folds("stablehlo.gather")
+def _fold_lookup_of_what_was_written(op: Op) -> bool:
+    writing = Known().writing(op) if op.results[0].uses else None
+    if writing is None:
+        return False
+    op.results[0].mlir.replace_all_uses_with(writing.mlir.operands[2])
+    return True
