@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdy_jax.base.errors import SdyError
 from sdy_jax.base.extensions import Extension
@@ -95,6 +95,10 @@ WRITE_PAGE: Extension[Callable[[PlanRecord, str | os.PathLike[str], PlanRecord |
 WRITE_TRACE: Extension[Callable[[PlanRecord, str | os.PathLike[str]], None]] = Extension("write_trace")
 
 
+_OF_PROGRAMS = frozenset(("analyze", "explanation", "mlir", "save", "to_python", "why", "why_not"))
+"""What a `Plan` has that a record has not."""
+
+
 @dataclass(frozen=True)
 class PlanRecord(RecordedPlan):
     """A plan.
@@ -175,6 +179,17 @@ class PlanRecord(RecordedPlan):
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"
+
+    if not TYPE_CHECKING:  # for which it would have any attribute
+
+        def __getattr__(self, name):
+            hint = ""
+            if name in _OF_PROGRAMS:
+                hint = (
+                    ": that needs the program, which no file of a plan holds. Ask `f.plan(...)` of the partitioned "
+                    "function; `partition(..., plan=...)` makes it the plan of a file"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 # The part of a plan that people review: arguments, results, collectives, and what they come from.

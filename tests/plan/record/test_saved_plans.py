@@ -143,3 +143,13 @@ def test_a_name_that_no_file_can_have_is_refused(plan: sdy.Plan) -> None:
 
 def test_fields_that_a_newer_writer_added_are_left_out(plan: sdy.Plan, text: str, tmp_path: Path) -> None:
     assert loaded(damaged(text, "colour", "blue"), tmp_path) == plan.record()
+
+
+@pytest.mark.parametrize("name", ["analyze", "mlir", "save", "to_python", "why", "why_not"])
+def test_what_needs_the_program_says_so(plan: sdy.Plan, text: str, tmp_path: Path, name: str) -> None:
+    record = loaded(text, tmp_path)
+    assert hasattr(plan, name) and not hasattr(record, name)
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': that needs the program.* Ask `f\.plan"):
+        getattr(record, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'colour'$"):
+        record.colour  # type: ignore[attr-defined]  # noqa: B018
