@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, TypeVar
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.ops.elementwise import constant_value, reduction_kind, returns_new
-from sdy_jax.lowering.ops.re_emission import numpy_dtype
+from sdy_jax.lowering.ops.elementwise import constant_value, known_scalar, reduction_kind, returns_new
 from sdy_jax.lowering.ops.registry import folds, is_forwarding
 from sdy_jax.shardy.rules.op_attributes import gather_dimension_numbers, scatter_dimension_numbers
 
@@ -23,11 +21,15 @@ from sdy_jax.shardy.rules.op_attributes import gather_dimension_numbers, scatter
 #     %y = select(0 <= %i && %i < n, gather(%x, %i), NaN)    ->  gather(%x, %i)
 #     %z = gather(scatter(%x, %i, %y), %i)                   ->  %y
 
-_MOST = 256
-"""How many values are looked at for one answer. Chosen: jax writes some ten between an index and what is made of it."""
+_MOST = 64
+"""How much is asked for one answer. Chosen: jax writes some ten ops between an index and what is made of it; it bounds
+the depth of calls."""
 
 _CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))
 _MOVED = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.slice"))
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Answer = TypeVar("_Answer")
 
 
 class Range(NamedTuple):
@@ -43,16 +45,28 @@ class Known:
 
     ranges: dict[Value, Range | None] = field(default_factory=dict)
     conditions: dict[Value, bool | None] = field(default_factory=dict)
+    values: dict[Value, Value] = field(default_factory=dict)
+    equal: dict[tuple[Value, Value], bool] = field(default_factory=dict)
+    asked: int = 0
+
+    def _once(
+        self, known: dict[_Key, _Answer], key: _Key, unknown: _Answer, find: Callable[[_Key], _Answer]
+    ) -> _Answer:
+        """What is found out of something, once; `unknown` where too much was asked before."""
+        if key not in known:
+            known[key] = unknown
+            if self.asked < _MOST:
+                self.asked += 1
+                known[key] = find(key)
+        return known[key]
 
     def range_of(self, value: Value) -> Range | None:
         """The range of an array of integers; None for other types."""
-        if value not in self.ranges:
-            self.ranges[value] = limits = _limits(value)
-            if limits is not None and len(self.ranges) < _MOST:
-                found = self._range_of(value)
-                fits = found is not None and limits.low <= found.low and found.high <= limits.high
-                self.ranges[value] = found if fits else limits
-        return self.ranges[value]
+        limits = _limits(value)
+        if limits is None:
+            return None
+        found = self._once(self.ranges, value, limits, self._range_of)
+        return found if found is not None and limits.low <= found.low and found.high <= limits.high else limits
 
     def _range_of(self, value: Value) -> Range | None:
         op = value.defining_op
@@ -87,17 +101,15 @@ class Known:
 
     def decided(self, condition: Value) -> bool | None:
         """Whether all elements of a condition hold, or none does; None where that is not known."""
-        if condition not in self.conditions:
-            self.conditions[condition] = None
-            op = condition.defining_op
-            if op is not None and len(self.conditions) < _MOST:
-                self.conditions[condition] = self._decided(op)
-        return self.conditions[condition]
+        return self._once(self.conditions, condition, None, self._decided)
 
-    def _decided(self, op: Op) -> bool | None:
+    def _decided(self, condition: Value) -> bool | None:
+        op = condition.defining_op
+        if op is None:
+            return None
         if op.name in _CONSTANTS:
-            known = constant_value(op)
-            return bool(known.flat[0]) if known is not None and known.size and np.ptp(known * 1) == 0 else None
+            known = known_scalar(condition)
+            return None if known is None else bool(known)
         if op.name == "stablehlo.compare":
             return self._compared(op)
         if op.name in _MOVED or is_forwarding(op):
@@ -121,7 +133,10 @@ class Known:
 
     def _are_equal(self, one: Value, other: Value) -> bool:
         """Whether two values are computed alike, of the same."""
-        one, other = self.settled(one), self.settled(other)
+        return self._once(self.equal, (one, other), False, self._is_equal_pair)
+
+    def _is_equal_pair(self, pair: tuple[Value, Value]) -> bool:
+        one, other = map(self.settled, pair)
         if one is other:
             return True
         a, b = one.defining_op, other.defining_op
@@ -131,6 +146,9 @@ class Known:
 
     def settled(self, value: Value) -> Value:
         """The value that one is, through selections and lookups that are decided."""
+        return self._once(self.values, value, value, self._settled)
+
+    def _settled(self, value: Value) -> Value:
         op = value.defining_op
         if op is not None and op.name == "stablehlo.select":
             number = self.selected(op)
@@ -179,9 +197,15 @@ class Known:
             value = op.operands[0]
 
 
+_INTEGER = re.compile(r"(u?)i(8|16|32|64)")
+
+
 def _limits(value: Value) -> Range | None:
-    dtype = numpy_dtype(value.dtype)
-    return Range(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
+    found = _INTEGER.fullmatch(value.dtype)
+    if found is None:
+        return None
+    is_unsigned, bits = bool(found[1]), int(found[2])
+    return Range(0, 2**bits - 1) if is_unsigned else Range(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 _COMBINED: Mapping[str, Callable[[Range, Range], Range]] = {

@@ -127,6 +127,30 @@ def test_conditions(name):
     assert ("select" in text) == (name.startswith("sometimes") or name == "one of both")
 
 
+def doubled(x, keys):
+    def numbers():
+        found = jnp.arange(N)
+        for _ in range(40):
+            found = found + found
+        return found
+
+    return jnp.where((numbers() == numbers())[:, None], x, 2 * x)
+
+
+def looked_up(x, keys):
+    order = jnp.argsort(keys)
+    for _ in range(600):
+        x = x.at[order].get(mode="clip")
+    return x
+
+
+@pytest.mark.more("long programs")
+@pytest.mark.parametrize("function", [doubled, looked_up])
+def test_no_more_is_asked_than_an_answer_is_worth(function):
+    partitioned = sdy.partition(function, mesh=PLANE, in_shardings=P(), layouts="local")
+    assert not partitioned.plan(X, KEYS).wire_bytes
+
+
 def checked(function, x, keys):
     """The text of what eight devices run, once its numbers are those of one."""
     f = sdy.partition(function, mesh=PLANE, in_shardings=(P("x"), P("x")), on_unknown="ignore")
