@@ -245,6 +245,14 @@ def _without_mesh(parameters: Mapping[str, Any]) -> dict[str, Any]:
 # (`ir/kernels/recognition.py`).
 
 
+def _may_be_of_library(call: Mapping[str, Any]) -> bool:
+    """Whether a call may be recognized: by its name and the one result of its kernel: a derivative has two."""
+    return call["name"] in LIBRARY and len(call["jaxpr"].out_avals) == 1 and kernel_in(call["jaxpr"]) is not None
+
+
+keep_together(_may_be_of_library)
+
+
 def with_library_functions(traced: Any, devices: int) -> Any:
     """A closed jaxpr in which calls of functions of `LIBRARY` are ops; the same one where there are none.
 
@@ -252,7 +260,7 @@ def with_library_functions(traced: Any, devices: int) -> Any:
         traced: the closed jaxpr.
         devices: over how many it is partitioned.
     """
-    calls = [e for e in all_equations(traced) if e.primitive is jit_p and e.params["name"] in LIBRARY]
+    calls = [e for e in all_equations(traced) if e.primitive is jit_p and _may_be_of_library(e.params)]
     if not calls:
         return traced
     regions_by_id = {id(e.params["jaxpr"]): (e.params["name"], e.params["jaxpr"]) for e in calls}
@@ -273,13 +281,6 @@ def _batched(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], 
     """The function under `vmap` is none of `LIBRARY`."""
     return jaxpr_as_fun(primitives.batched(region, axis_data, dims))(*values), 0
 
-
-def _may_be_of_library(call: Mapping[str, Any]) -> bool:
-    """Whether a call may be recognized: by its name and the one result of its kernel: a derivative has two."""
-    return call["name"] in LIBRARY and len(call["jaxpr"].out_avals) == 1 and kernel_in(call["jaxpr"]) is not None
-
-
-keep_together(_may_be_of_library)
 
 library_function_p = primitives.region_primitive("library_function", _batched)
 """Parameters: the function as a region, and which one it is."""

@@ -362,8 +362,8 @@ def _as(function: LibraryFunction, traced: Any) -> Recognized | None:
         statics = list(function.statics(PallasCall(kernel.params), primitives))
     except (AttributeError, IndexError, TypeError, ValueError):  # of another function's kernel
         return None
-    candidates = (Recognized(function, names, types, result, each) for each in statics)
-    return next(filter(None, (_proven(candidate, traced) for candidate in candidates)), None)
+    candidates, alive = (Recognized(function, names, types, result, each) for each in statics), _alive(traced)
+    return next(filter(None, (_proven(candidate, alive) for candidate in candidates)), None)
 
 
 def _names(traced: Any) -> tuple[str, ...]:
@@ -399,7 +399,7 @@ def _numbers(candidate: Recognized, traced: Any, unknown: Mapping[str, Number]) 
         return None
     own = _names(again)
     order = [own.index(name) for name in candidate.names]
-    return open_numbers(_alive(again), _alive(traced), unknown, order)
+    return open_numbers(_alive(again), traced, unknown, order)
 
 
 def _alive(traced: Any) -> ClosedJaxpr:
