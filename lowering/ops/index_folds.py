@@ -18,6 +18,7 @@ from sdy_jax.shardy.rules.op_attributes import gather_dimension_numbers, scatter
 # stayed there. Of a permutation, as `argsort` gives it, none of this is so:
 #
 #     %i = select(%order < 0, %order + n, %order)            ->  %order
+#     %k = maximum(0, %order)                            ->  %order
 #     %y = select(0 <= %i && %i < n, gather(%x, %i), NaN)    ->  gather(%x, %i)
 #     %z = gather(scatter(%x, %i, %y), %i)                   ->  %y
 
@@ -26,6 +27,7 @@ _MOST = 64
 the depth of calls."""
 
 _CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))
+_SELECTING = frozenset(("stablehlo.select", "stablehlo.maximum", "stablehlo.minimum"))
 _MOVED = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.slice"))
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -93,6 +95,10 @@ class Known:
         if op.name == "stablehlo.select":
             number = self.selected(op)
             return op.operands[1:] if number is None else [op.operands[number]]
+        if op.name == "stablehlo.scatter" and len(op.results) == 1 and returns_new(op.blocks[0]):
+            return op.operands[::2]
+        if op.name == "stablehlo.reduce":
+            return _selected_from(op, value.index)
         return op.operands if op.name == "stablehlo.concatenate" else ()
 
     def _joined(self, values: Sequence[Value]) -> Range | None:
@@ -150,7 +156,7 @@ class Known:
 
     def _settled(self, value: Value) -> Value:
         op = value.defining_op
-        if op is not None and op.name == "stablehlo.select":
+        if op is not None and op.name in _SELECTING:
             number = self.selected(op)
             return value if number is None else self.settled(op.operands[number])
         if op is not None and op.name == "stablehlo.gather":
@@ -159,10 +165,21 @@ class Known:
         return value
 
     def selected(self, op: Op) -> int | None:
-        """The number of the operand that a selection is."""
+        """The number of the operand that a selection is, or the larger or smaller one of two."""
+        if op.name != "stablehlo.select":
+            return self._extreme(op)
         condition, one, other = op.operands
         holds = True if one is other else self.decided(condition)
         return None if holds is None else (1 if holds else 2)
+
+    def _extreme(self, op: Op) -> int | None:
+        """The number of the operand that is the larger, or smaller, one wherever it is."""
+        one, other = map(self.range_of, op.operands)
+        if one is None or other is None:
+            return None
+        at_least, at_most = one.low >= other.high, one.high <= other.low
+        is_first, is_second = (at_least, at_most) if op.name == "stablehlo.maximum" else (at_most, at_least)
+        return 0 if is_first else (1 if is_second else None)
 
     def writing(self, op: Op) -> Op | None:
         """The scatter that wrote, row by row, what a gather looks up in the same places."""
@@ -195,6 +212,19 @@ class Known:
             if op is None or not is_moved or math.prod(op.operands[0].shape or ()) != math.prod(value.shape or ()):
                 return value
             value = op.operands[0]
+
+
+def _selected_from(op: Op, index: int) -> Sequence[Value]:
+    """The operand, and the start, of which a reduction takes some element as a result, as `argmax` takes an index."""
+    body, count = op.blocks[0], len(op.results)
+    own, found = (index, count + index), [body.terminator.operands[index]]
+    for value in found:  # grows
+        made = value.defining_op
+        if made is not None and made.name == "stablehlo.select" and len(found) < _MOST:
+            found += made.operands[1:]
+        elif value.owner is not body or value.index not in own:
+            return ()
+    return [op.operands[each] for each in own]
 
 
 _INTEGER = re.compile(r"(u?)i(8|16|32|64)")
@@ -232,21 +262,41 @@ _PLAIN = _CONSTANTS | {
 
 def _are_same_rows(gather: Op, scatter: Op) -> bool:
     """Whether a gather reads whole rows, as a scatter writes them."""
-    read, written = gather_dimension_numbers(gather), scatter_dimension_numbers(scatter)
-    shape, sizes = gather.operands[0].shape or (), gather.ints("slice_sizes")
+    count = math.prod(gather.operands[1].shape or ())
+    is_same = gather.results[0].type == scatter.operands[2].type
+    return is_same and are_rows_read(gather, count) and are_rows_written(scatter, count)
+
+
+def are_rows_read(gather: Op, count: int) -> bool:
+    """Whether a gather reads so many whole rows of the first dimension."""
+    numbers, (operand, indices) = gather_dimension_numbers(gather), gather.operands
     return (
-        read.start_index_map == read.collapsed_slice_dims == (0,)
-        and written.scatter_dims_to_operand_dims == written.inserted_window_dims == (0,)
-        and not read.operand_batching_dims
-        and not written.input_batching_dims
-        and read.offset_dims == written.update_window_dims
-        and read.index_vector_dim == written.index_vector_dim
-        and sizes[1:] == shape[1:]
-        and gather.results[0].type == scatter.operands[2].type
+        numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
+        and not numbers.operand_batching_dims
+        and numbers.offset_dims == tuple(range(1, operand.rank))
+        and _are_one_each(indices, numbers.index_vector_dim, count)
+        and gather.ints("slice_sizes")[1:] == (operand.shape or ())[1:]
     )
 
 
-@folds("stablehlo.select")
+def are_rows_written(scatter: Op, count: int) -> bool:
+    """Whether a scatter writes so many whole rows of the first dimension."""
+    numbers, (operand, indices, update) = scatter_dimension_numbers(scatter), scatter.operands
+    return (
+        numbers.scatter_dims_to_operand_dims == numbers.inserted_window_dims == (0,)
+        and not numbers.input_batching_dims
+        and numbers.update_window_dims == tuple(range(1, operand.rank))
+        and _are_one_each(indices, numbers.index_vector_dim, count)
+        and (update.shape or ())[1:] == (operand.shape or ())[1:]
+    )
+
+
+def _are_one_each(indices: Value, vector: int, count: int) -> bool:
+    """Whether there is one index for each row."""
+    return vector == 1 and indices.shape in ((count,), (count, 1))
+
+
+@folds(*_SELECTING)
 def _fold_select(op: Op) -> bool:
     number = Known().selected(op) if op.results[0].uses else None
     if number is None or op.results[0].type != op.operands[number].type:

@@ -16,6 +16,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.collectives import RING, collective_from_attributes
+from sdy_jax.ir.custom_ops import GROUP_SIZES
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.kernels.libraries import sizes_in_block
 from sdy_jax.ir.meshes import Axes, axes_size
@@ -398,6 +399,13 @@ def pace(op: Op, costs: CostModel) -> float:
 def _has_open_precision(op: Op) -> bool:
     found = precision(op) or ()
     return "algorithm" not in op.attributes and all(each is lax.Precision.DEFAULT for each in found)
+
+
+def group_sizes_operand(op: Op) -> int | None:
+    """The operand that says how many rows each group has, of a product of rows in groups; None for other ops."""
+    if op.name == "chlo.ragged_dot":
+        return 2
+    return op.int(GROUP_SIZES) if GROUP_SIZES in op.attributes else None
 
 
 # Products of groups of rows, each with a matrix of its own, as of experts: what lies in a block is in groups as well.

@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 from sdy_jax.base.errors import MemoryLimitError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.jax_shardings import bytes_text, seconds_text
+from sdy_jax.ir.meshes import Axes, AxisRef
 from sdy_jax.ir.operations import copied, replace_contents
 from sdy_jax.lowering.planner.memory.live_ranges import Peak, peak_of
 from sdy_jax.lowering.planner.placement.program_placement import ProgramPlacement
@@ -27,12 +28,12 @@ from sdy_jax.lowering.planner.problem.layout_plan import (
     PlacedLayouts,
     ProgramChoices,
     Rewrite,
-    RewriteKind,
 )
 from sdy_jax.lowering.planner.report import ChangedLayout, InParts, LayoutChoice, Note, PartitionReport
 from sdy_jax.lowering.planner.rewrites.blocked_loops import run_in_parts
 from sdy_jax.lowering.planner.rewrites.blocking_choice import BlockingCandidate, BlockingCandidates, Sizes, tell_apart
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Growth, RuleOf
+from sdy_jax.lowering.planner.rewrites.local_sorts import sort_axes, with_local_sorts
 from sdy_jax.lowering.planner.rewrites.preparation import (
     PREPARED,
     erase_dead_code,
@@ -251,9 +252,9 @@ def partition(
 
 
 def _better_written(written: ProgramForm) -> ProgramForm:
-    """A prepared program, or the same without constraints, where these are hints, or with the merged dimensions that
-    loops carry in order, whichever has the better plan."""
-    for otherwise in (_without_constraints, _in_order):
+    """A prepared program, or the same without constraints, where these are hints, with sorts by devices, or with the
+    merged dimensions that loops carry in order, whichever has the better plan."""
+    for otherwise in (_without_constraints, _with_local_sorts, _in_order):
         found = otherwise(written)
         written = min([written, found], key=ProgramForm.rank) if found is not None else written
     return written
@@ -264,20 +265,33 @@ def _without_constraints(written: ProgramForm) -> ProgramForm | None:
     search = written.search
     are_hints = search.policy.constraints == "hints" and search.can_be_planned
     graph = without_constraints(search.graph, search.setting) if are_hints else None
-    return _otherwise(written, graph, "unconstrained")
+    return _otherwise(written, graph, Rewrite("unconstrained"))
 
 
-def _otherwise(written: ProgramForm, graph: Graph | None, kind: RewriteKind) -> ProgramForm | None:
+def _otherwise(written: ProgramForm, graph: Graph | None, rewrite: Rewrite) -> ProgramForm | None:
     if graph is None:
         return None
-    rewrites = (*written.rewrites, (Rewrite(kind), None))
-    return replace(written, search=written.search.of(graph), rewrites=rewrites)
+    return replace(written, search=written.search.of(graph), rewrites=(*written.rewrites, (rewrite, None)))
+
+
+def _with_local_sorts(written: ProgramForm) -> ProgramForm | None:
+    """The best prepared program in which devices sort their own rows; None where there is none."""
+    search = written.search
+    axes = sort_axes(search.graph, search.setting.mesh_name) if search.can_be_planned else []
+    found = filter(None, (_sorting_along(written, each) for each in axes))
+    return min(found, key=ProgramForm.rank, default=None)
+
+
+def _sorting_along(written: ProgramForm, axes: Axes) -> ProgramForm | None:
+    """A prepared program in which devices sort their own rows along some axes."""
+    graph = with_local_sorts(written.search.graph, written.search.setting.mesh_name, axes)
+    return _otherwise(written, graph, Rewrite("local_sorts", axes=tuple(axis.name for axis in axes)))
 
 
 def _in_order(written: ProgramForm) -> ProgramForm | None:
     """A prepared program with the merged dimensions that loops carry in order; None where there are none."""
     graph = in_order(written.search.graph, written.search.setting) if written.search.can_be_planned else None
-    return _otherwise(written, graph, "order")
+    return _otherwise(written, graph, Rewrite("order"))
 
 
 def _below(written: ProgramForm, program: ProgramForm, named: Collection[Mark]) -> tuple[ProgramForm, Trials]:
@@ -361,6 +375,8 @@ def _rewritten(program: ProgramForm, rewrite: Rewrite, named: Collection[Mark]) 
         return _in_order(program) or program
     if rewrite.kind == "unconstrained":
         return _without_constraints(program) or program
+    if rewrite.kind == "local_sorts":
+        return _sorting_along(program, tuple(map(AxisRef, rewrite.axes))) or program
     if rewrite.kind == "parts":
         return _cut(program, rewrite) or program
     found = rewritten(program, rewrite, named)

@@ -33,6 +33,7 @@ from sdy_jax.base.jax_primitives import (
 )
 from sdy_jax.base.jax_tracing import with_devices_of
 from sdy_jax.ir.custom_ops import (
+    GROUP_SIZES,
     KERNEL,
     SHIFTED,
     WHOLE,
@@ -292,10 +293,13 @@ def _emit_library_function(
 ) -> Sequence[ir.Value]:
     own = found.rule()
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in region.out_avals]
-    stated = {
+    stated: dict[str, ir.Attribute] = {
         SHIFTED: ir.DenseI64ArrayAttr.get(sorted(own.counted)),
         WHOLE: ir.ArrayAttr.get([ir.StringAttr.get(reason) for reason in own.whole]),
     }
+    if found.function.group_sizes:
+        index = found.names.index(found.function.group_sizes)
+        stated[GROUP_SIZES] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), index)
     run = primitives.with_own_widths(_LibraryFunctionOnBlocks(found, own, region, site.jax_mesh))
     op = Kernel(found.function.name, run, lambda known: _work(site, found, region))
     site.has_kernels = True

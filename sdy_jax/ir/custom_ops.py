@@ -160,6 +160,9 @@ KERNEL = "sdy_jax.kernel"
 SHIFTED = "sdy_jax.shifted"
 """The attribute of a kernel that lists the factors of which it has to know the first index on a device."""
 
+GROUP_SIZES = "sdy_jax.group_sizes"
+"""Of a product of rows that are in groups: the operand that says how many rows each group has."""
+
 WHOLE = "sdy_jax.whole"
 """That which says per factor of a rule why it is whole; empty for those that may be split, or where nobody knows."""
 

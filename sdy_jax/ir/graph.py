@@ -342,10 +342,13 @@ RETURNED = "sdy.returned"
 SUMS = "sdy.sums"
 """On computations: the indices of the results that are sums which the program takes inside, and the planner outside."""
 
+LOCAL_SORT = "sdy.local_sort"
+"""On computations: the rows of a sort, of which each device sorts its own, though the program sorts them together."""
+
 WRITTEN = "sdy.written"
 """On constraints that the user wrote, until those that JAX wrote for derived types are gone."""
 
-STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED, RETURNED, SUMS})
+STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED, RETURNED, SUMS, LOCAL_SORT})
 
 
 def derived_results(attributes: Mapping[str, ir.Attribute]) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jax.extend.mlir import ir
+
 from sdy_jax.base.errors import ContractError, SdyError, ShardingError
 from sdy_jax.base.jax_calls import api_class
 from sdy_jax.ir.collectives import REDUCING
@@ -165,7 +167,7 @@ class Asked:
         self._ops: dict[tuple[str, str], list[Op]] = {}
         for op in graph.main.walk():
             self._ops.setdefault((str(op.mlir.location), op.title), []).append(op)
-        self._graph = graph
+        self._graph, self._has_own = graph, bool(plan.local_sorts)
 
     def is_asked(self, record: CollectiveRecord, side: str, origin: Op | None = None) -> bool:
         """Whether the user asked for a collective, which moves the "operand" or the "result" of its op, or either.
@@ -175,17 +177,26 @@ class Asked:
             side: "operand", "result", or empty.
             origin: the op of the partitioned program that made the terms of a sum, where it reduces one.
         """
-        if record.origin == "user" or record.cause in _STATEMENTS:
+        if record.origin == "user" or (record.cause in _STATEMENTS and self._is_written(record.location, record.cause)):
             return True
         if record.cause == "func.return":
             returned = zip(self._graph.outputs, self._results, strict=True)
             return any(stated is not None and value.shape == record.shape for value, stated in returned)
-        if origin is not None and (origin.name in _STATEMENTS or self._is_stated_where_made(origin, record.shape)):
+        if origin is not None and self._is_stated_by(origin, record.shape):
             return True
         ops = self._ops.get((str(record.location), record.cause), [])
         made = [value for op in ops for value in op.results if value.shape == record.shape and side != "operand"]
         taken = [value for op in ops for value in op.operands if value.shape == record.shape and side != "result"]
         return any(map(self._is_stated_after, made)) or any(map(_is_stated_before, taken))
+
+    def _is_written(self, location: ir.Location, name: str) -> bool:
+        """Whether the program has a statement, which is none of a sort by devices."""
+        return not self._has_own or (str(location), name) in self._ops
+
+    def _is_stated_by(self, op: Op, shape: tuple[int, ...]) -> bool:
+        if op.name in _STATEMENTS:
+            return self._is_written(op.mlir.location, op.name)
+        return self._is_stated_where_made(op, shape)
 
     def _is_stated_where_made(self, op: Op, shape: tuple[int, ...]) -> bool:
         found = self._ops.get((str(op.mlir.location), op.title), [])

@@ -49,7 +49,7 @@ from sdy_jax.plan.explanations.why_not import WhyNot
 from sdy_jax.plan.record.program import RecordedCollective
 from sdy_jax.plan.record.recorded_plan import Printed
 from sdy_jax.plan.record.transfers import transfers_by_kind
-from sdy_jax.plan.stages import REWRITTEN, PlannedWith
+from sdy_jax.plan.stages import REWRITTEN, LocalSort, PlannedWith, local_sorts
 
 # What a plan is made of: the partitioned program, its collectives and border, and what it was planned with.
 
@@ -177,11 +177,18 @@ class PlanFacts(Printed):
             raise SdyError(f"the plan of {self.name} is of a program on local arrays, which is not planned anew")
         return self.planner(program, policy or self.policy)
 
+    @property
+    def local_sorts(self) -> tuple[LocalSort, ...]:
+        """The sorts of which each device sorts its own rows: what is made of them depends on no other rows, and their
+        order is undone, so that nobody sees which rows are sorted together."""
+        return local_sorts(self.stages)
+
     @api_boundary
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"; and "recomputed" or
         "blocked", where something is computed again, or part by part, for the sake of memory, or "ordered", where
-        dimensions that loops carry merged are in the order in which devices hold their parts."""
+        dimensions that loops carry merged are in the order in which devices hold their parts, or devices sort their
+        own rows."""
         if stage not in self.stages:
             near = did_you_mean(stage, self.stages)
             raise SdyError(f"no stage {stage!r}; {near}the stages are {listed(self.stages)}")

@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.base.files import explained
 from sdy_jax.ir.attributes import shape_and_dtype
+from sdy_jax.ir.graph import LOCAL_SORT
 from sdy_jax.ir.jax_shardings import has_sub_axes, type_text
+from sdy_jax.ir.locations import place_of
 from sdy_jax.ir.meshes import AxisRef, Mesh, axes_size
-from sdy_jax.ir.operations import body_of, copied, main_function, returned_by, terminator_of
+from sdy_jax.ir.operations import body_of, copied, main_function, manual_axes, named, returned_by, terminator_of
 from sdy_jax.ir.shardings import DimensionSharding, TensorSharding
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
 from sdy_jax.lowering.planner.report import Note
@@ -38,6 +41,27 @@ from sdy_jax.shardy.passes.registry import Pass
 
 REWRITTEN = ("blocked", "recomputed", "ordered")
 """The stages of a program that was rewritten before it was partitioned, as its plan is better so; one at most."""
+
+
+class LocalSort(NamedTuple):
+    """A sort of so many rows of which each device sorts its own along some axes, where the program sorts all of them
+    together and nobody sees it; and the line of the program's sort."""
+
+    rows: int
+    axes: tuple[str, ...]
+    line: str
+
+
+def local_sorts(stages: Mapping[str, ir.Operation]) -> tuple[LocalSort, ...]:
+    """Those of a program, from the stages of its plan, in order."""
+    written = next((stages[name] for name in REWRITTEN if name in stages), None)
+    found = [] if written is None else named(written, "sdy.manual_computation")
+    return tuple(
+        LocalSort(ir.IntegerAttr(op.attributes[LOCAL_SORT]).value, manual_axes(op), place_of(op.location).line)
+        for op in found
+        if LOCAL_SORT in op.attributes
+    )
+
 
 VARIABLE = "SDY_JAX_DUMP_TO"
 

@@ -208,7 +208,7 @@ class PlacedProgram:
 
 # What was chosen where a program was partitioned, from which it can be partitioned again without a search.
 
-RewriteKind = Literal["again", "loops", "order", "parts", "unconstrained"]
+RewriteKind = Literal["again", "local_sorts", "loops", "order", "parts", "unconstrained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +216,17 @@ class Rewrite:
     """A rewrite of a program that is made where its plan is the better one.
 
     Attributes:
-        kind: "again": what is held is computed again; "loops": what loops hold for other loops is; "order": merged
-            dimensions that loops carry are in the order in which devices hold their parts; "parts": the largest values
-            are made part by part; "unconstrained": there are no constraints.
+        kind: "again": what is held is computed again; "local_sorts": devices sort their own rows; "loops": what loops
+            hold for other loops is computed again; "order": merged dimensions that loops carry are in the order in
+            which devices hold their parts; "parts": the largest values are made part by part; "unconstrained": there
+            are no constraints.
         memory_multiplier: seconds per byte that is held, at which ops run again.
         keeps_named: values that the user names are held.
         in_parts: what is computed again is so part by part, of what passes between them.
         shared: the bytes from which on a value that two groups share is computed again.
         size: the bytes that the values of a group may take.
         limit: the bytes above which what is live is made in parts; 0 where that is what a device may hold.
+        axes: those by which devices sort their own rows.
     """
 
     kind: RewriteKind
@@ -234,6 +236,7 @@ class Rewrite:
     shared: float = 0.0
     size: float = 0.0
     limit: float = 0.0
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class Growth:
         self._positions: dict[Block, dict[Op, int]] = {}
         # All are asked for again by the groups around each value that an op is connected with.
         self._split = cache(lambda op, tensor, span: split_along(op, rule_of(op), tensor, span))
-        self._makers = cache(lambda op: frozenset(value.owner for value in _taken(op) if isinstance(value.owner, Op)))
+        self._makers = cache(lambda op: frozenset(v.owner for v in taken_values(op) if isinstance(v.owner, Op)))
         self._joins = cache(lambda op: fuses(op) or is_sum(op))
 
     def connected(self, value: Value) -> float:
@@ -411,7 +411,8 @@ def _needed(group: Group) -> dict[Op, Split]:
     return {op: found[op] for op in reversed(found)}
 
 
-def _taken(op: Op) -> Collection[Value]:
+def taken_values(op: Op) -> Collection[Value]:
+    """The values that an op takes, or something in its regions."""
     return op.operands if not op.blocks else [*op.operands, *outside_values(op)]
 
 
@@ -419,7 +420,7 @@ def later_ops(group: Group) -> list[Op]:
     """The ops between those of a group that need what it makes, in order."""
     found = dict[Op, None]()
     for op in group.stretch:
-        if op not in group.splits and any(v.owner in group.splits or v.owner in found for v in _taken(op)):
+        if op not in group.splits and any(v.owner in group.splits or v.owner in found for v in taken_values(op)):
             found[op] = None
     return list(found)
 

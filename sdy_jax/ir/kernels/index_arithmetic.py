@@ -24,7 +24,7 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return whole
 
 
-_FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
+INTEGER_FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -50,6 +50,7 @@ _FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "select_n": lambda which, *cases: np.choose(np.asarray(which, np.int64), cases),
 }
+"""What primitives are on integers, by their names in jaxprs."""
 
 
 _KINDS = "biu"
@@ -78,8 +79,8 @@ def evaluate(equation: Any, known: Known) -> None:
         found = np.asarray(values[0]).astype(equation.params["new_dtype"])
         if found.dtype.kind in _KINDS:
             known[equation.outvars[0]] = found
-    elif name in _FUNCTIONS:
-        known[equation.outvars[0]] = _FUNCTIONS[name](*values)
+    elif name in INTEGER_FUNCTIONS:
+        known[equation.outvars[0]] = INTEGER_FUNCTIONS[name](*values)
 
 
 def _inside(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:

@@ -269,6 +269,7 @@ class LibraryFunction:
         on_blocks: what else is another argument on a device.
         work: what it performs; None where that is counted from its kernel.
         tuples: per argument that is a tuple the module and name of its class.
+        group_sizes: the array that says how many rows are in each group, one group behind the other, if they are.
     """
 
     module: str
@@ -283,6 +284,7 @@ class LibraryFunction:
     on_blocks: OnBlocks = _as_they_are
     work: Callable[[Sizes, ItemSizes], StatedWork] | None = None
     tuples: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    group_sizes: str = ""
 
 
 def dimensions(text: str) -> tuple[tuple[str, ...], ...]:
@@ -431,6 +433,7 @@ def _products(groups: str, transposed: bool) -> LibraryFunction:
         summed="k e",
         counted="m e",
         on_blocks=_of_groups,
+        group_sizes="group_sizes",
     )
 
 
@@ -501,6 +504,7 @@ LIBRARY: Mapping[str, Sequence[LibraryFunction]] = {
             summed="m",
             counted="m e",
             on_blocks=_of_group_results,
+            group_sizes="group_sizes",
         )
     ],
 }

@@ -5,6 +5,7 @@ differ from propagation, padding, repeated work, notes; and pipelines.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -198,6 +199,13 @@ def blocked_section(record: PlanRecord) -> Section:
     )
     rows = [(what, f"{bytes_text(size)} whole", line) for what, line, size in _summed(found)]
     return Section("computed part by part (bytes per device)", rows, {1}, 1.0) if rows else _NONE
+
+
+def local_sorts_section(record: PlanRecord) -> Section:
+    """The sorts of which devices sort their own rows, those of one line together."""
+    found = ((f"{each.rows} rows", f"along {', '.join(each.axes)}", each.line) for each in record.local_sorts)
+    rows = [(what + count_text(count), axes, line) for (what, axes, line), count in Counter(found).items()]
+    return Section("each device sorts its own rows", rows, weight=1.0) if rows else _NONE
 
 
 def padding_section(record: PlanRecord) -> Section:

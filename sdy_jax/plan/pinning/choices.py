@@ -198,7 +198,7 @@ def _rewrites(choices: ProgramChoices, first: Graph, mesh_name: str) -> Iterator
     for number, (rewrite, plan) in enumerate(choices.rewrites):
         layouts = recorded_layouts(plan, () if number else first.ops, mesh_name)
         said = rewrite.memory_multiplier, rewrite.keeps_named, rewrite.in_parts, rewrite.shared, rewrite.size
-        yield RecordedRewrite(rewrite.kind, *said, layouts, rewrite.limit)
+        yield RecordedRewrite(rewrite.kind, *said, layouts, rewrite.limit, rewrite.axes)
 
 
 def recorded_op_names(graph: Graph, name: str, program: Program) -> Iterator[str]:

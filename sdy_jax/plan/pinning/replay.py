@@ -75,7 +75,7 @@ def _rewrite(recorded: RecordedRewrite) -> Rewrite:
     for kind in get_args(RewriteKind):
         if recorded.kind == kind:
             said = recorded.memory_multiplier, recorded.keeps_named, recorded.in_parts, recorded.shared, recorded.size
-            return Rewrite(kind, *said, recorded.limit)
+            return Rewrite(kind, *said, recorded.limit, recorded.axes)
     raise SdyError(f"{recorded.kind!r} is no rewrite that this sdy_jax knows")
 
 

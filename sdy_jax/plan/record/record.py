@@ -123,6 +123,7 @@ class PlanRecord(RecordedPlan):
         fingerprint: of the ordered collectives.
         recomputed: what is computed again for the sake of memory, if anything is.
         blocked: what is computed part by part for the sake of memory.
+        local_sorts: the sorts of which each device sorts its own rows, as nobody sees the order of all.
         pipelines: the runs of `sdy.pipeline` in it.
         timeline: when ops compute and collectives are sent, over one step.
         roofline: what of a device's peaks that uses; None where the cost model knows no time.

@@ -196,6 +196,7 @@ class RecordedRewrite:
     size: float = 0.0
     layouts: RecordedLayoutPlan = RecordedLayoutPlan()
     limit: float = 0.0
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +458,15 @@ class RecordedInParts:
     bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedLocalSort:
+    """A sort of so many rows of which each device sorts its own along some axes, and its line."""
+
+    rows: int
+    axes: tuple[str, ...]
+    line: str
+
+
 @dataclass(frozen=True)
 class RecordedPlan(Printed):
     """The data of a `PlanRecord`, which says what each field is."""
@@ -491,6 +501,7 @@ class RecordedPlan(Printed):
     propagation: RecordedPropagation | None = None
     meshes: tuple[RecordedComparedMesh, ...] = ()
     blocked: tuple[RecordedInParts, ...] = ()
+    local_sorts: tuple[RecordedLocalSort, ...] = ()
     pipelines: tuple[RecordedPipeline, ...] = ()
     tried: tuple[RecordedTried, ...] = ()
     timeline: RecordedTimeline = NO_TIMELINE
