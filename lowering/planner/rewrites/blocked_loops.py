@@ -312,8 +312,7 @@ def _fill(
     place = Place(ir.InsertionPoint(block), before.location)
     trip, *states = block.arguments
     body = Body(cut, place, trip, Place(ir.InsertionPoint(loop), before.location), rule_of, MadeOfNothing())
-    for op, split in group.splits.items():
-        body.run(op, split)
+    body.run_all(group.splits)
     new = [
         each.next(state, body.value(each.value, group.span_of(each.value)), trip, place)
         for each, state in zip(carried, states, strict=True)

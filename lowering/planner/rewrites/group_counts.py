@@ -42,10 +42,6 @@ class GroupCounts:
             self._found[sizes] = self._is_counted(sizes) and self._run_on_blocks(sizes)
         return self._found[sizes]
 
-    def is_count(self, value: Value) -> bool:
-        """Whether a value is a count, which is another one for each block."""
-        return isinstance(value.owner, Op) and value.owner in self.ops and self.ops[value.owner].results[0] is None
-
     def _counted_of(self, value: Value) -> Value:
         """The value whose elements one has, in their order, whatever their type."""
         while (op := value.defining_op) is not None and op.name in _MOVING:

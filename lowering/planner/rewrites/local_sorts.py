@@ -23,6 +23,7 @@ from sdy_jax.ir.new_ops import Place, shape_of, tensor_type
 from sdy_jax.ir.operations import CONSTRAINTS, copied
 from sdy_jax.ir.shardings import CLOSED, DimensionSharding, OpShardingRule, TensorSharding
 from sdy_jax.ir.stored_shardings import set_list, store_results
+from sdy_jax.lowering.ops.products import group_sizes_operand
 from sdy_jax.lowering.planner.facts.fusion import is_constant
 from sdy_jax.lowering.planner.facts.row_numbers import RowFacts, spread_along
 from sdy_jax.lowering.planner.rewrites.blocking_groups import (
@@ -199,12 +200,22 @@ def _ordered(ops: Sequence[Op], region_of: Mapping[Op, Group]) -> list[Op | Grou
 
 
 class _Local(OpParts):
-    """The values of one block, in the body of a computation that takes what is from outside."""
+    """The values of one block, in the body of a computation that takes what is from outside.
 
-    def __init__(self, writing: _Writing, block: ir.Block, location: ir.Location):
-        super().__init__(writing.cut, Place(ir.InsertionPoint(block), location))
-        self._writing, self._block, self._nothing = writing, block, MadeOfNothing()
-        self.taken: list[tuple[Value, Span | None]] = []
+    Args:
+        writing: what all computations have in common.
+        place: the body.
+        counts: what makes how many rows its groups have; all that is said of groups elsewhere is of all rows.
+    """
+
+    def __init__(self, writing: _Writing, place: Place, counts: _Local | None = None):
+        super().__init__(writing.cut, place)
+        self._writing, self._counts, self._nothing = writing, counts, MadeOfNothing()
+        self.taken: dict[tuple[Value, Span | None], ir.Value] = {} if counts is None else counts.taken
+
+    def operand(self, op: Op, index: int, span: Span | None) -> ir.Value:
+        is_count = self._counts is not None and index == group_sizes_operand(op)
+        return (self._counts if is_count and self._counts else self).value(op.operands[index], span)
 
     def outside(self, value: Value, span: Span | None) -> ir.Value:
         op = value.defining_op
@@ -212,9 +223,10 @@ class _Local(OpParts):
             made = self._again(op, value, span)
             if made is not None:
                 return made
-        self.taken.append((value, span))
-        type_ = tensor_type(self.cut.part(value.shape or (), span), value.mlir)
-        return self._block.add_argument(type_, self.place.location)
+        if (value, span) not in self.taken:
+            type_ = tensor_type(self.cut.part(value.shape or (), span), value.mlir)
+            self.taken[value, span] = self.place.point.block.add_argument(type_, self.place.location)
+        return self.taken[value, span]
 
     def _is_made_again(self, op: Op, value: Value, span: Span | None) -> bool:
         if span is None:
@@ -270,13 +282,15 @@ def _write_region(region: Group, sort: SortRegions, writing: _Writing, place: Pl
     """Puts a manual computation in the place of a region, whose ops stay until all are written."""
     holder = ir.Operation.create("sdy.manual_computation", regions=1, loc=place.location, ip=place.point)
     block = holder.regions[0].blocks.append()
-    local = _Local(writing, block, place.location)
-    counted = sort.counted if any(value.owner in sort.counted for value, _ in region.taken) else {}
-    for op, split in (*counted.items(), *region.splits.items()):
-        local.run(op, split)
+    body = Place(ir.InsertionPoint(block), place.location)
+    counts = _Local(writing, body)
+    if any(group_sizes_operand(op) is not None for op in region.splits):
+        counts.run_all(sort.counted)
+    local = _Local(writing, body, counts)
+    local.run_all(region.splits)
     given = [value for op in region.splits for value in op.results if not region.is_inside(value)]
     ir.Operation.create(
-        "sdy.return", [], [local.value(v, region.span_of(v)) for v in given], loc=place.location, ip=local.place.point
+        "sdy.return", [], [local.value(v, region.span_of(v)) for v in given], loc=place.location, ip=body.point
     )
     made = [(value, region.span_of(value), _is_sum(region, value)) for value in given]
     computation = ir.Operation.create(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jax.extend.mlir import ir
 
@@ -24,12 +24,21 @@ class OpParts:
         self.cut, self.place = cut, place
         self._made: dict[tuple[Value, Span | None], ir.Value] = {}
 
+    def run_all(self, splits: Mapping[Op, Split]) -> None:
+        """Lets ops run on their parts, in order."""
+        for op, split in splits.items():
+            self.run(op, split)
+
     def run(self, op: Op, split: Split) -> None:
         """Lets an op run on its parts."""
-        operands = [self.value(*each) for each in zip(op.operands, split.operands, strict=True)]
+        operands = [self.operand(op, index, span) for index, span in enumerate(split.operands)]
         results = self.clone(op, operands, split.results, next(iter(split.operands), None))
         for value, span, made in zip(op.results, split.results, results, strict=True):
             self._made[value, span] = made
+
+    def operand(self, op: Op, index: int, span: Span | None) -> ir.Value:
+        """A part of an operand, or all of it."""
+        return self.value(op.operands[index], span)
 
     def value(self, value: Value, span: Span | None) -> ir.Value:
         """A part of a value, or all of it."""

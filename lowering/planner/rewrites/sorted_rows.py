@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -104,40 +105,44 @@ class _Proof:
         self._counts = GroupCounts(root, blocks, rule_of, rows)
 
     def found(self) -> SortRegions | None:
-        block = self._root.block
-        assert block is not None
-        after = block.ops[block.ops.index(self._root) :]
-        for op in after:
-            taken = taken_values(op)
-            if op is not self._root and self._known.keys().isdisjoint(taken):
-                continue
-            known = self._of(op) if set(taken) == set(op.operands) else None
+        for op in self._dependent():
+            known = self._of(op) if set(taken_values(op)) == set(op.operands) else None
             if known is None:
                 return None
             self._splits[op] = known.split
             self._known.update({v: each for v, each in zip(op.results, known.results, strict=True) if each is not None})
-        if len(self._splits) < 2 or self._reads_counts():
+        if len(self._splits) < 2:
             return None
-        return SortRegions(self._root, tuple(self._regions(after)), self._counts.ops)
+        return SortRegions(self._root, tuple(self._regions()), self._counts.ops)
 
-    def _reads_counts(self) -> bool:
-        """Whether anything but products of groups takes how many rows groups have, which devices know of their own."""
-        return any(
-            self._counts.is_count(value)
-            for op in self._splits
-            for index, value in enumerate(op.operands)
-            if index != group_sizes_operand(op)
-        )
+    def _dependent(self) -> Iterator[Op]:
+        """The sort, and the ops that take what is known by then, in order."""
+        positions = {op: number for number, op in enumerate(self._ops)}
+        waiting, seen = [positions[self._root]], {self._root}
+        while waiting:
+            op = self._ops[heapq.heappop(waiting)]
+            yield op
+            users = [user.ancestor_in(op.block) for v in op.results if v in self._known for user, _ in v.uses]
+            for user in dict.fromkeys(users):
+                if user not in seen:
+                    seen.add(user)
+                    heapq.heappush(waiting, positions[user])
 
-    def _regions(self, after: Collection[Op]) -> Iterator[Group]:
+    @property
+    def _ops(self) -> list[Op]:
+        assert self._root.block is not None
+        return self._root.block.ops
+
+    def _regions(self) -> Iterator[Group]:
         """The ops by how many regions have to be done before them."""
         before, block = dict[Op, int](), self._root.block
         assert block is not None
+        first, last = (block.ops.index(op) for op in (self._root, list(self._splits)[-1]))
 
         def is_complete(value: Value) -> bool:
             return value.owner in self._splits and value not in self._known
 
-        for op in after:
+        for op in block.ops[first : last + 1]:
             makers = [(v.owner, is_complete(v)) for v in taken_values(op) if isinstance(v.owner, Op)]
             before[op] = max((before.get(maker, 0) + complete for maker, complete in makers), default=0)
         for number in sorted({before[op] for op in self._splits}):

@@ -235,7 +235,7 @@ def test_two_sorts_that_wait_for_each_other() -> None:
         return undone(x, rows * others.sum(0), one), undone(x, others + rows.sum(0), other)
 
     keys = [jax.random.randint(jax.random.key(seed), (TOKENS,), 0, 9) for seed in (3, 4)]
-    plan = check(run, (*keys, jnp.tile(tokens(), (1, 32))), (P("x"),) * 3, P("x"))
+    plan = check(run, (*keys, WIDE), (P("x"),) * 3, P("x"))
     assert sorted_by(plan) == [(TOKENS, ("x",))]
 
 
@@ -292,6 +292,8 @@ def seen(change: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., j
 
 
 NUMBERS = jnp.arange(TOKENS)
+WIDE = jnp.tile(tokens(), (1, 32))
+"""So wide that to send rows costs more than any work on them."""
 
 
 SEEN = {
@@ -304,14 +306,14 @@ SEEN = {
     "rows meet another array of rows": seen(lambda rows, _: rows * jnp.sin(NUMBERS.astype(jnp.float32))[:, None]),
     "rows say where they were": seen(lambda rows, order: rows + order[:, None]),
     "the first rows are others": seen(lambda rows, _: rows.at[:8].set(0)),
-    "rows are pairs": seen(lambda rows, _: jnp.repeat(rows.reshape(-1, 2, WIDTH).sum(1), 2, 0)),
+    "rows are pairs": seen(lambda rows, _: jnp.repeat(rows.reshape(-1, 2, rows.shape[1]).sum(1), 2, 0)),
     "rows are looked up elsewhere": lambda keys, x: undone(x, x[(jnp.argsort(keys) + 1) % TOKENS], jnp.argsort(keys)),
     "rows are put elsewhere": lambda keys, x: undone(x, x[jnp.argsort(keys)], TOKENS - 1 - jnp.argsort(keys)),
     "rows are put where keys say": lambda keys, x: jnp.zeros_like(x).at[keys].add(x[jnp.argsort(keys)]),
     "rows come back in another order": lambda keys, x: x[jnp.argsort(keys)][jnp.argsort(keys)],
     "rows are sorted again": lambda keys, x: undone(x, jnp.sort(x[jnp.argsort(keys)], 0), jnp.argsort(keys)),
     "what is put back meets what stood there": lambda keys, x: (
-        jnp.arange(TOKENS * WIDTH, dtype=x.dtype).reshape(x.shape).at[jnp.argsort(jnp.argsort(keys))].add(x)
+        jnp.arange(x.size, dtype=x.dtype).reshape(x.shape).at[jnp.argsort(jnp.argsort(keys))].add(x)
     ),
 }
 
@@ -320,17 +322,25 @@ SEEN = {
 def test_an_order_that_can_be_seen_stays(name: str) -> None:
     keys = jax.random.randint(jax.random.key(3), (TOKENS,), 0, 9)
     shardings = (P("x"), P("x"))
-    plan = check(SEEN[name], (keys, tokens()), shardings)
+    plan = check(SEEN[name], (keys, WIDE), shardings)
     assert not plan.local_sorts, plan
 
 
-def grouped(sizes: Callable[..., jax.Array], order: Order = jnp.argsort, taken: Order = lambda k: k) -> Any:
+def test_an_order_that_cannot_be_seen_does_not() -> None:
+    """What the functions above would be, if nothing were seen."""
+    keys = jax.random.randint(jax.random.key(3), (TOKENS,), 0, 9)
+    assert sorted_by(check(seen(lambda rows, _: jnp.tanh(rows)), (keys, WIDE), (P("x"), P("x")))) == [(TOKENS, ("x",))]
+
+
+def grouped(
+    sizes: Order, order: Order = jnp.argsort, taken: Order = lambda keys: keys, change: Order = lambda rows, sizes: rows
+) -> Any:
     """Rows in groups, of which other sizes are said than there are keys of each."""
 
     def run(w: Tree, x: jax.Array, given: jax.Array) -> jax.Array:
         keys = taken(jax.lax.top_k(x @ w["router"], 1)[1].reshape(-1))
-        by = order(keys)
-        return undone(x, experts(w, x[by], sizes(keys, given)), by)
+        by, counts = order(keys), sizes(keys, given)
+        return undone(x, experts(w, change(x[by], counts), counts), by)
 
     return run
 
@@ -350,6 +360,10 @@ GROUPED = {
     "groups are counted from the last": grouped(lambda keys, given: by_bincount(EXPERTS - 1 - keys)),
     "the greatest come first": grouped(of_keys, lambda keys: jnp.argsort(keys, descending=True)),
     "keys may be any": grouped(of_keys, taken=lambda keys: keys * 3 - 2),
+    "rows know the sizes": grouped(of_keys, taken=lambda keys: keys, change=lambda rows, sizes: rows * sizes[0]),
+    "rows know all sizes": grouped(
+        of_keys, change=lambda rows, sizes: rows * jnp.tile(sizes, WIDTH // EXPERTS)[None].astype(rows.dtype)
+    ),
     "weights know the sizes": lambda w, x, given: (
         layer({**w, "up": w["up"] * w["router"].sum()}, x)
         * jnp.bincount(routed(w, x)[1].reshape(-1), length=EXPERTS)[0]
@@ -359,11 +373,11 @@ GROUPED = {
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_groups_of_other_sizes(name: str) -> None:
-    """The numbers are right; only in the last one may devices sort their own, as what is counted is of all rows."""
+    """The numbers are right; devices may sort their own where what is said elsewhere of sizes is of all rows."""
     given = jax.random.randint(jax.random.key(5), (TOKENS,), 0, EXPERTS)
     args, shardings = (weights(), tokens(), given), (WHOLE, P("x"), P("x"))
     plan = check(GROUPED[name], args, shardings, P("x"))
-    assert bool(plan.local_sorts) == (name == "weights know the sizes"), plan
+    assert bool(plan.local_sorts) == ("know" in name), plan
 
 
 def test_copies_of_tokens_in_another_order_are_no_blocks() -> None:
