@@ -153,18 +153,30 @@ class _Splitter:
         self, op: ir.Operation, target: ir.Operation, copies: dict[ir.Value, ir.Operation] | None
     ) -> None:
         """Gives `target` (`op`, or a copy of it) its own copies of its constant operands."""
-        for number, operand in enumerate(op.operands):
-            source = self._made_by.get(operand)
-            if source is None or _shape(operand) == ():
-                continue
+        for number, operand, source in self._sources(op):
             copy = self._copy(source, {} if copies is None else copies)
             target.operands[number] = copy.results[ir.OpResult(operand).result_number]
 
+    def _sources(self, op: ir.Operation) -> list[tuple[int, ir.Value, ir.Operation]]:
+        """The operands that are copied, with their numbers and what makes them."""
+        made_by = [(number, operand, self._made_by.get(operand)) for number, operand in enumerate(op.operands)]
+        return [(n, operand, source) for n, operand, source in made_by if source is not None and _shape(operand) != ()]
+
     def _copy(self, op: ir.Operation, copies: dict[ir.Value, ir.Operation]) -> ir.Operation:
         """`copies`: those made for the same user, by the first result of the original."""
-        first = op.results[0]
-        if first in copies:
-            return copies[first]
+        waiting = [op]
+        while waiting:  # what it is computed of comes first, however many ops that are
+            before = [source for _, _, source in self._sources(waiting[-1]) if source.results[0] not in copies]
+            if before and waiting[-1].results[0] not in copies:
+                waiting += before
+            else:
+                self._copy_one(waiting.pop(), copies)
+        return copies[op.results[0]]
+
+    def _copy_one(self, op: ir.Operation, copies: dict[ir.Value, ir.Operation]) -> None:
+        """Copies an op whose operands have their copies."""
+        if op.results[0] in copies:
+            return
         copy = op.clone(ir.InsertionPoint(op)).operation
         self._copy_operands(op, copy, copies)
         for result, new in zip(op.results, copy.results, strict=True):
@@ -172,8 +184,7 @@ class _Splitter:
                 group.clone(ir.InsertionPoint.after(copy)).operation.operands[0] = new
         if op.name == CALL:
             self._function_copies.give_own(copy)
-        copies[first] = copy
-        return copy
+        copies[op.results[0]] = copy
 
     def _erase_unused(self) -> None:
         for op in reversed(self._copied):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.mlir import ir, passmanager
@@ -666,3 +667,16 @@ def test_constants_of_every_kind_become_sdy_constants(element: str) -> None:
         "sdy-constant-or-scalar-splitter",
     )
     assert "sdy.constant dense<" in str(module)
+
+
+def test_constants_of_long_chains_are_copied() -> None:
+    """Of more ops than Python calls may be deep."""
+
+    def run(x: jax.Array) -> jax.Array:
+        numbers = jnp.arange(8)
+        for _ in range(1100):
+            numbers = numbers + 1
+        return x + numbers
+
+    plan = sdy.partition(run, mesh=jax.make_mesh((8,), ("x",)), in_shardings=P("x")).plan(jnp.ones(8))
+    assert not plan.collectives
