@@ -29,6 +29,7 @@ from sdy_jax.lowering.ops.registry import (
 from sdy_jax.lowering.ops.shards import offset, own_block
 from sdy_jax.shardy.rules.elementwise import ELEMENTWISE, NUMBERS
 from sdy_jax.shardy.rules.registry import LINEAR, Linear
+from sdy_jax.shardy.rules.slicing import CONSTANT_OPS
 
 # Element-wise ops: shardings change nothing but the shapes. The table of them is that of their rules.
 
@@ -314,6 +315,32 @@ def known_scalar(value: Value) -> np.ndarray | None:
         return None
     known = constant_value(op)
     return known.reshape(()) if known is not None and known.size == 1 else None
+
+
+_MOST = 256
+"""Pairs of values that are compared. Guessed, a guard of planning time: an index or the number of a fill is computed in
+a few ops; with fewer, loops whose counters are computed in many are not seen to read what they write."""
+
+
+def are_computed_alike(one: Value, other: Value, origin: Callable[[Value], Value] = origin_of) -> bool:
+    """Whether two values are one, or element-wise ops compute them alike of constants and of the same values.
+
+    Args:
+        origin: the value that another one is.
+    """
+    waiting, seen = [(one, other)], set[tuple[Value, Value]]()
+    while waiting:
+        a, b = map(origin, waiting.pop())
+        if a is b or (a, b) in seen:
+            continue
+        seen.add((a, b))
+        made, like = a.defining_op, b.defining_op
+        if made is None or like is None or not (made.name in ELEMENTWISE or made.name in CONSTANT_OPS):
+            return False
+        if made.signature != like.signature or len(seen) > _MOST:
+            return False
+        waiting += zip(made.operands, like.operands, strict=True)
+    return True
 
 
 def _converted(known: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:

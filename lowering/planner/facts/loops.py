@@ -12,11 +12,9 @@ import jax.numpy as jnp
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.ops.elementwise import known_scalar
+from sdy_jax.lowering.ops.elementwise import are_computed_alike, known_scalar
 from sdy_jax.lowering.ops.re_emission import numpy_dtype
 from sdy_jax.lowering.ops.registry import PARTIAL_ACCESS, is_forwarding
-from sdy_jax.lowering.planner.facts.fusion import is_constant
-from sdy_jax.shardy.rules.elementwise import ELEMENTWISE
 
 # Trip counts of loops, as far as the module shows them, and so the executions of the ops inside.
 #
@@ -158,13 +156,7 @@ def _integers_in_trips(loop: Op, value: Value) -> Sequence[int] | None:
 
 def is_same_integer(one: Value, other: Value) -> bool:
     """Whether two integers are computed alike of the same values."""
-    one, other = _origin(one), _origin(other)
-    if one is other:
-        return True
-    made, like = one.defining_op, other.defining_op
-    if made is None or like is None or not (is_constant(made) or made.name in ELEMENTWISE):
-        return False
-    return made.signature == like.signature and all(map(is_same_integer, made.operands, like.operands))
+    return are_computed_alike(one, other, _origin)
 
 
 def _holds(dtype: str, number: int) -> bool:

@@ -9,9 +9,10 @@ from typing import TypeGuard
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.ops.elementwise import are_computed_alike
 from sdy_jax.lowering.reshard.strip_reads import Piece, Pieces
 from sdy_jax.shardy.rules.elementwise import is_elementwise
-from sdy_jax.shardy.rules.slicing import CONSTANT_OPS, PADDINGS
+from sdy_jax.shardy.rules.slicing import PADDINGS
 
 # What slices, pads and concatenations make of their operands, as one description, however many follow each other.
 #
@@ -109,7 +110,7 @@ def _slice(op: Op, known: Known) -> Assembly | None:
 
 def _pad(op: Op, known: Known) -> Assembly | None:
     found, fill = known(op.operands[0]), op.operands[1]
-    if any(op.ints("interior_padding")) or (found.fill is not None and not same_number(found.fill, fill)):
+    if any(op.ints("interior_padding")) or (found.fill is not None and not are_computed_alike(found.fill, fill)):
         return None
     sizes, lows, highs = op.operands[0].shape or (), op.ints("edge_padding_low"), op.ints("edge_padding_high")
     for dim, (n, low, high) in enumerate(zip(sizes, lows, highs, strict=True)):
@@ -191,7 +192,7 @@ def _joined(parts: Sequence[Assembly], dim: int) -> Assembly | None:
     fills = [part.fill for part in parts if part.fill is not None]
     if any(part.joined not in (None, dim) or not _fit(first, part, dim) for part in parts):
         return None
-    if any(not same_number(fills[0], fill) for fill in fills):
+    if any(not are_computed_alike(fills[0], fill) for fill in fills):
         return None
     pieces = [
         piece if piece.operand is None else piece._replace(operand=bases.index(part.bases[piece.operand]))
@@ -207,21 +208,6 @@ def _fit(one: Assembly, other: Assembly, dim: int) -> bool:
     shapes = [assembly.bases[0].shape or () for assembly in (one, other)]
     others = [d for d in range(len(shapes[0])) if d != dim]
     return all(one.dims[d] == other.dims[d] and shapes[0][d] == shapes[1][d] for d in others)
-
-
-def same_number(one: Value, other: Value) -> bool:
-    """Whether two scalars are one value, or computed alike from equal constants."""
-    if one is other:
-        return True
-    op, like = one.defining_op, other.defining_op
-    if (
-        op is None
-        or like is None
-        or op.signature != like.signature
-        or not (is_elementwise(op) or op.name in CONSTANT_OPS)
-    ):
-        return False
-    return all(same_number(a, b) for a, b in zip(op.operands, like.operands, strict=True))
 
 
 COMPOSED: dict[str, Composition] = {

@@ -214,8 +214,8 @@ class _Local(OpParts):
         self.taken: dict[tuple[Value, Span | None], ir.Value] = {} if counts is None else counts.taken
 
     def operand(self, op: Op, index: int, span: Span | None) -> ir.Value:
-        is_count = self._counts is not None and index == group_sizes_operand(op)
-        return (self._counts if is_count and self._counts else self).value(op.operands[index], span)
+        counts = self._counts if index == group_sizes_operand(op) else None
+        return (counts or self).value(op.operands[index], span)
 
     def outside(self, value: Value, span: Span | None) -> ir.Value:
         op = value.defining_op
@@ -263,15 +263,15 @@ class _Local(OpParts):
         store_results(clone, shardings)
         if STATED in clone.attributes:
             set_list(clone, STATED, shardings)
-        self._state_work(op, clone)
+        self._restate(op, clone)
         return made
 
-    def _state_work(self, op: Op, clone: ir.Operation) -> None:
+    def _restate(self, op: Op, clone: ir.Operation) -> None:
+        """States the rule and the work of a call for a block."""
         work, rule = stated_work(op), op.attribute("sdy.sharding_rule")
         if rule is not None:
-            clone.attributes["sdy.sharding_rule"] = rule_to_attribute(
-                _with_sizes(rule_from_attribute(rule), clone), clone.context
-            )
+            of_block = _with_sizes(rule_from_attribute(rule), clone)
+            clone.attributes["sdy.sharding_rule"] = rule_to_attribute(of_block, clone.context)
         if work is not None:
             moved = max(work.bytes / self.cut.parts, sum(map(_bytes_of, (*clone.operands, *clone.results))))
             with clone.context:

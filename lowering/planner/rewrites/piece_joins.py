@@ -14,6 +14,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.meshes import Axes, Mesh, axes_size
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.ir.shardings import OpShardingRule, TensorSharding
+from sdy_jax.lowering.ops.elementwise import are_computed_alike
 from sdy_jax.lowering.ops.emit import value_shardings
 from sdy_jax.lowering.ops.registry import strategies_of
 from sdy_jax.lowering.ops.slicing import attributes, fetch_of
@@ -24,7 +25,6 @@ from sdy_jax.lowering.planner.rewrites.assemblies import (
     composed_of,
     is_broadcast,
     is_repetition,
-    same_number,
     slice_early,
 )
 from sdy_jax.lowering.reshard.strip_reads import Piece, Pieces
@@ -324,7 +324,7 @@ class _Chains:
 def _fill_alike(one: Assembly, other: Assembly) -> bool:
     if one.fill is None or other.fill is None:
         return one.fill is other.fill
-    return same_number(one.fill, other.fill)
+    return are_computed_alike(one.fill, other.fill)
 
 
 def _join(family: _Family, layouts: ValueLayouts, rule_of: RuleOf) -> bool:

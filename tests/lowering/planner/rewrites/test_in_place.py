@@ -322,3 +322,21 @@ def test_what_is_changed_read_and_returned_lies_as_arrays():
 def test_what_is_only_returned_or_only_read_lies_as_it_likes():
     assert laid_out(f"return %u : {STACK}", STACK) == []
     assert laid_out(f"%n = stablehlo.negate %u : {STACK}\nreturn %n : {STACK}", STACK) == []
+
+
+def test_numbers_of_layers_that_are_sums_of_sums():
+    """Each sum is compared once, though it is asked for by two others, and these by four."""
+
+    def doubled(i):
+        for _ in range(40):
+            i = i + i
+        return i
+
+    def counted(x, known, weights, position):
+        def step(known, i):
+            number = doubled(i)
+            return put(known, layer(x, (at(known, doubled(i)), weights[0]), position)[1], number), None
+
+        return jax.lax.scan(step, known, jnp.arange(4))[0]
+
+    assert_same(counted, *arguments(), mesh=PLANE)
