@@ -103,6 +103,7 @@ class _Columns:
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
             "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
             "blocked": [[each.type, each.line, each.dim, each.parts, each.bytes] for each in record.blocked],
+            "local_sorts": [[each.rows, each.axes, each.line] for each in record.local_sorts],
             "pipelines": list(map(_pipeline, record.pipelines)),
             "tried": [[t.microbatches, t.lines, t.time, t.peak, t.fits, t.chosen] for t in record.tried],
             "timeline": self._timeline(record.timeline) if time.unit == "seconds" else None,

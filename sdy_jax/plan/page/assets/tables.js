@@ -146,7 +146,7 @@ function showChanges(view) {
 }
 
 function showNotes(view) {
-  const { notes, annotations, padding, recomputed, blocked, host } = app.plan.data;
+  const { notes, annotations, padding, recomputed, blocked, local_sorts: sorts, host } = app.plan.data;
   const [gone, again] = recomputed || [[], []];
   const said = annotations.map(([kind, text, type, place]) => ({ line: app.plan.placeOf(place).line, what: `${kind} ${text}`, rest: type }));
   const section = (title, items) => (items.length ? el("section", {}, el("h3", {}, `${title} (${items.length})`), el("ul", { class: "notes" }, items)) : null);
@@ -157,6 +157,7 @@ function showNotes(view) {
     section("Computed again instead of being held", gone.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} on a device`))),
     section("Runs again for that", again.map(([op, line, flops]) => note(line, op, `${flopsText(flops)} on a device`))),
     section("Computed part by part", blocked.map(([type, line, dim, parts, bytes]) => note(line, type, `${parts} parts of dimension ${dim}, ${bytesText(bytes)} on a device together`))),
+    section("Each device sorts its own rows", sorts.map(([rows, axes, line]) => note(line, `${rows} rows`, `along ${axes.join(", ")}`))),
     section("Host memory", host.map(([what, type, bytes, when, line]) => note(line.replace(" (backward)", ""), what, [type, bytes, when].filter(Boolean).join(", ")))),
     section("Padding", padding.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} of padding on a device`))),
   ].filter(Boolean);
