@@ -291,6 +291,11 @@ def seen(change: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., j
     return run
 
 
+def ordered(function: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """A function of rows and of one order of them."""
+    return lambda keys, x: function(x, jnp.argsort(keys))
+
+
 NUMBERS = jnp.arange(TOKENS)
 WIDE = jnp.tile(tokens(), (1, 32))
 """So wide that to send rows costs more than any work on them."""
@@ -307,13 +312,15 @@ SEEN = {
     "rows say where they were": seen(lambda rows, order: rows + order[:, None]),
     "the first rows are others": seen(lambda rows, _: rows.at[:8].set(0)),
     "rows are pairs": seen(lambda rows, _: jnp.repeat(rows.reshape(-1, 2, rows.shape[1]).sum(1), 2, 0)),
-    "rows are looked up elsewhere": lambda keys, x: undone(x, x[(jnp.argsort(keys) + 1) % TOKENS], jnp.argsort(keys)),
-    "rows are put elsewhere": lambda keys, x: undone(x, x[jnp.argsort(keys)], TOKENS - 1 - jnp.argsort(keys)),
+    "rows are looked up elsewhere": ordered(lambda x, order: undone(x, x[(order + 1) % TOKENS], order)),
+    "rows are put elsewhere": ordered(lambda x, order: undone(x, x[order], TOKENS - 1 - order)),
     "rows are put where keys say": lambda keys, x: jnp.zeros_like(x).at[keys].add(x[jnp.argsort(keys)]),
-    "rows come back in another order": lambda keys, x: x[jnp.argsort(keys)][jnp.argsort(keys)],
-    "rows are sorted again": lambda keys, x: undone(x, jnp.sort(x[jnp.argsort(keys)], 0), jnp.argsort(keys)),
-    "what is put back meets what stood there": lambda keys, x: (
-        jnp.arange(x.size, dtype=x.dtype).reshape(x.shape).at[jnp.argsort(jnp.argsort(keys))].add(x)
+    "rows come back in another order": ordered(lambda x, order: x[order][order]),
+    "rows are looked up by where they went": ordered(lambda x, order: x[jnp.argsort(order)]),
+    "rows are put where they went": ordered(lambda x, order: undone(x, x[order], jnp.argsort(order))),
+    "rows are sorted again": ordered(lambda x, order: undone(x, jnp.sort(x[order], 0), order)),
+    "what is put back meets what stood there": ordered(
+        lambda x, order: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape).at[jnp.argsort(order)].add(x)
     ),
 }
 
