@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE, PLANE
+from partitioned_ops import LINE, PLANE, op
 
 import sdy_jax as sdy
 
@@ -319,8 +319,9 @@ SEEN = {
     "rows are looked up by where they went": ordered(lambda x, order: x[jnp.argsort(order)]),
     "rows are put where they went": ordered(lambda x, order: undone(x, x[order], jnp.argsort(order))),
     "rows are sorted again": ordered(lambda x, order: undone(x, jnp.sort(x[order], 0), order)),
-    "what is put back meets what stood there": ordered(
-        lambda x, order: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape).at[jnp.argsort(order)].add(x)
+    "rows come back by another inverse": ordered(lambda x, order: x[order][jnp.argsort(-order)]),
+    "what is put in order meets what stood there": ordered(
+        lambda x, order: undone(x, jnp.sin(NUMBERS[:, None] + 0 * x).at[jnp.argsort(order)].add(x), order)
     ),
 }
 
@@ -385,6 +386,20 @@ def test_groups_of_other_sizes(name: str) -> None:
     args, shardings = (weights(), tokens(), given), (WHOLE, P("x"), P("x"))
     plan = check(GROUPED[name], args, shardings, P("x"))
     assert bool(plan.local_sorts) == ("know" in name), plan
+
+
+GREATEST_FIRST = """\"stablehlo.sort\"(%a, %b) <{dimension = 0 : i64, is_stable = true}> ({
+^bb0(%c: tensor<i32>, %d: tensor<i32>, %e: tensor<i32>, %f: tensor<i32>):
+  %g = stablehlo.compare GT, %c, %d, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  stablehlo.return %g : tensor<i1>
+}) : (tensor<1024xi32>, tensor<1024xi32>) -> (tensor<1024xi32>, tensor<1024xi32>)"""
+
+
+def test_groups_that_are_counted_from_the_least_and_sorted_from_the_greatest() -> None:
+    descending = op(GREATEST_FIRST, "1024xi32", "1024xi32")
+    run = grouped(of_keys, lambda keys: descending(keys, jnp.arange(TOKENS, dtype=jnp.int32))[1])
+    plan = check(run, (weights(), tokens(), jnp.zeros(TOKENS, jnp.int32)), (WHOLE, P("x"), P("x")), P("x"))
+    assert not plan.local_sorts, plan
 
 
 def test_copies_of_tokens_in_another_order_are_no_blocks() -> None:
