@@ -367,7 +367,7 @@ GROUPED = {
     "two are counted": grouped(lambda keys, given: jnp.zeros(EXPERTS, jnp.int32).at[keys].add(2) // 2),
     "groups are counted from the last": grouped(lambda keys, given: by_bincount(EXPERTS - 1 - keys)),
     "the greatest come first": grouped(of_keys, lambda keys: jnp.argsort(keys, descending=True)),
-    "keys may be any": grouped(of_keys, taken=lambda keys: keys * 3 - 2),
+    "keys may be any": grouped(lambda keys, given: by_one_hot(keys), taken=lambda keys: keys * 3 - 2),
     "rows know the sizes": grouped(of_keys, taken=lambda keys: keys, change=lambda rows, sizes: rows * sizes[0]),
     "rows know all sizes": grouped(
         of_keys, change=lambda rows, sizes: rows * jnp.tile(sizes, WIDTH // EXPERTS)[None].astype(rows.dtype)
