@@ -364,7 +364,7 @@ GROUPED = {
     "groups have room for so many": grouped(lambda keys, given: jnp.minimum(by_bincount(keys), 50)),
     "keys are counted twice": grouped(lambda keys, given: by_scatter(keys) + by_scatter(keys)),
     "counting starts at one": grouped(lambda keys, given: jnp.ones(EXPERTS, jnp.int32).at[keys].add(1)),
-    "two are counted": grouped(lambda keys, given: jnp.zeros(EXPERTS, jnp.int32).at[keys].add(2) // 2),
+    "two are counted": grouped(lambda keys, given: jnp.zeros(EXPERTS, jnp.int32).at[keys].add(2)),
     "groups are counted from the last": grouped(lambda keys, given: by_bincount(EXPERTS - 1 - keys)),
     "the greatest come first": grouped(of_keys, lambda keys: jnp.argsort(keys, descending=True)),
     "keys may be any": grouped(lambda keys, given: by_one_hot(keys), taken=lambda keys: keys * 3 - 2),
