@@ -221,7 +221,7 @@ class _Proof:
         if at is None:
             return None
         if at.is_inverse:
-            return _Known(split, (None,)) if of is not None and not of.is_inverse and of.dim == 0 else None
+            return _Known(split, (None,)) if of is not None and of.dim == 0 and self._speaks_of_rows(of) else None
         return _Known(split, (_InOrder(),)) if self._finds(at, rows) else None
 
     def _finds(self, at: _InOrder, rows: Value) -> bool:

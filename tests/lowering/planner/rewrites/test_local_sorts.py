@@ -319,6 +319,9 @@ SEEN = {
     "rows are looked up by where they went": ordered(lambda x, order: x[jnp.argsort(order)]),
     "rows are put where they went": ordered(lambda x, order: undone(x, x[order], jnp.argsort(order))),
     "rows are sorted again": ordered(lambda x, order: undone(x, jnp.sort(x[order], 0), order)),
+    "places come back": ordered(
+        lambda x, order: undone(x, jnp.tanh(x[order]), order) + order[jnp.argsort(order)][:, None]
+    ),
     "rows come back by another inverse": ordered(lambda x, order: x[order][jnp.argsort(-order)]),
     "what is put in order meets what stood there": ordered(
         lambda x, order: undone(x, jnp.sin(NUMBERS[:, None] + 0 * x).at[jnp.argsort(order)].add(x), order)
