@@ -284,7 +284,7 @@ def _with_local_sorts(written: ProgramForm) -> ProgramForm | None:
 
 def _sorting_along(written: ProgramForm, axes: Axes) -> ProgramForm | None:
     """A prepared program in which devices sort their own rows along some axes."""
-    graph = with_local_sorts(written.search.graph, written.search.setting.mesh_name, axes)
+    graph = with_local_sorts(written.search.graph, written.search.setting.mesh_name, axes, _rules())
     return _otherwise(written, graph, Rewrite("local_sorts", axes=tuple(axis.name for axis in axes)))
 
 

@@ -121,7 +121,8 @@ class RowFacts:
         if op.name == "stablehlo.iota":
             return op.int("iota_dimension") != dim
         if op.name == "stablehlo.broadcast_in_dim":
-            return spread_along(op, dim) is None or self.are_alike(op.operands[0], spread_along(op, dim) or 0)
+            at = spread_along(op, dim)
+            return at is None or self.are_alike(op.operands[0], at)
         if op.name in ELEMENTWISE:
             return all(not operand.rank or self.are_alike(operand, dim) for operand in op.operands)
         return is_splat(op)

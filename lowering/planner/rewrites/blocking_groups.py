@@ -67,6 +67,11 @@ class Cut:
         return [size // self.parts if span and dim == span.dim else size for dim, size in enumerate(shape)]
 
 
+def blocks_along(value: Value, blocks: int, dim: int = 0) -> Span:
+    """So many blocks along a dimension of a value."""
+    return Span(dim, 1, blocks, (value.shape or ())[dim] // blocks)
+
+
 class Split(NamedTuple):
     """How an op runs on parts of a factor: where that is in operands and results. `kind`: how the results of parts
     combine, if these do not have the factor; else empty."""

@@ -8,7 +8,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.ops.elementwise import reduction_kind
 from sdy_jax.lowering.ops.index_folds import Known
 from sdy_jax.lowering.planner.facts.row_numbers import RowFacts
-from sdy_jax.lowering.planner.rewrites.blocking_groups import RuleOf, Span, Split, split_along
+from sdy_jax.lowering.planner.rewrites.blocking_groups import RuleOf, Span, Split, blocks_along, split_along
 from sdy_jax.shardy.rules.op_attributes import scatter_dimension_numbers
 
 # Counts are written in two ways: one is added at each key, or keys are compared with the number of each group.
@@ -94,7 +94,7 @@ class GroupCounts:
 
     def _run_on_blocks(self, sizes: Value) -> bool:
         """Finds how what counts runs on a block of keys."""
-        spans, splits = {self._keys: _blocks_of(self._keys, self._blocks)}, dict[Op, Split]()
+        spans, splits = {self._keys: blocks_along(self._keys, self._blocks)}, dict[Op, Split]()
         if (self._keys.shape or (0,))[0] % self._blocks:
             return False
         for op in _between(self._keys, sizes):
@@ -102,7 +102,7 @@ class GroupCounts:
             if tensor is None:  # of what was summed
                 split: Split | None = Split((None,) * len(op.operands), (None,) * len(op.results))
             elif op.name == "stablehlo.scatter":  # as `_at_keys` has it
-                split = Split((None, *(_blocks_of(v, self._blocks) for v in op.operands[1:])), (None,), "sum")
+                split = Split((None, *(blocks_along(v, self._blocks) for v in op.operands[1:])), (None,), "sum")
             else:
                 split = split_along(op, self._rule_of(op), tensor, spans[op.operands[tensor]])
             if split is None or split.kind not in ("", "sum") or not self._agrees(op, split, spans):
@@ -145,10 +145,6 @@ class _Spread:
     def is_along(self, dims: Sequence[int]) -> bool:
         """Whether it has these dimensions, in order, beside those of size one."""
         return [dim for dim, n in zip(self.dims, self.value.shape or (), strict=True) if n > 1] == list(dims)
-
-
-def _blocks_of(value: Value, blocks: int) -> Span:
-    return Span(0, 1, blocks, (value.shape or (0,))[0] // blocks)
 
 
 def _between(first: Value, last: Value) -> list[Op]:

@@ -32,13 +32,13 @@ from sdy_jax.lowering.planner.rewrites.blocking_groups import (
     MadeOfNothing,
     RuleOf,
     Span,
+    blocks_along,
     taken_values,
 )
 from sdy_jax.lowering.planner.rewrites.op_parts import OpParts
 from sdy_jax.lowering.planner.rewrites.preparation import erase_dead_code
 from sdy_jax.lowering.planner.rewrites.region_borders import round_outside
 from sdy_jax.lowering.planner.rewrites.sorted_rows import SortRegions, local_sort
-from sdy_jax.shardy.rules import RuleBook
 
 # Written as users of `jax.shard_map` write it: each device takes its block of the keys, of tokens and of all else that
 # is in its place, and all of the weights; it sorts, looks up, multiplies and puts back; what it gives is its block of
@@ -58,10 +58,9 @@ def sort_axes(graph: Graph, mesh_name: str) -> list[Axes]:
     return list(found)
 
 
-def with_local_sorts(graph: Graph, mesh_name: str, axes: Axes) -> Graph | None:
+def with_local_sorts(graph: Graph, mesh_name: str, axes: Axes, rule_of: RuleOf) -> Graph | None:
     """A copy of a prepared program in which devices sort their own rows along some axes; None where nothing is sorted
     so."""
-    rule_of = RuleBook(conservative=True).without_overrides().rule_of
     found = _sorted_locally(Graph(copied(graph.module)), mesh_name, axes, rule_of)
     return None if found is None else erase_dead_code(round_outside(found))
 
@@ -240,7 +239,7 @@ class _Local(OpParts):
         spans = [span if operand.rank else None for operand in op.operands]
         if op.name == "stablehlo.broadcast_in_dim":
             at = spread_along(op, span.dim) if span is not None else None
-            spans = [None if at is None else self._span(op.operands[0], at)]
+            spans = [None if at is None else blocks_along(op.operands[0], self.cut.parts, at)]
         return self.clone(op, [self.value(*each) for each in zip(op.operands, spans, strict=True)], [span], None)[0]
 
     def _constant(self, op: Op, span: Span | None) -> ir.Value | None:
@@ -248,9 +247,6 @@ class _Local(OpParts):
         if made is not None:
             store_results(made.owner, [self._writing.inside(op.results[0].sharding, op.results[0].rank)])
         return made
-
-    def _span(self, value: Value, dim: int) -> Span:
-        return Span(dim, 1, self.cut.parts, (value.shape or ())[dim] // self.cut.parts)
 
     def clone(
         self, op: Op, operands: Sequence[ir.Value], results: Sequence[Span | None], first: Span | None

@@ -9,6 +9,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.new_ops import Place, created, tensor_type
 from sdy_jax.lowering.ops.registry import PART_BY_PART
+from sdy_jax.lowering.planner.facts.row_numbers import is_splat
 from sdy_jax.lowering.planner.rewrites.blocking_groups import Cut, Span, Split
 
 
@@ -74,9 +75,9 @@ class OpParts:
 
     def number(self, op: Op, span: Span | None) -> ir.Value | None:
         """A part of a constant of one number; None of other constants."""
-        attribute = op.attributes.get("value")
-        if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
+        if not is_splat(op):
             return None
+        attribute = op.attributes["value"]
         type_ = tensor_type(self.cut.part(op.results[0].shape or (), span), op.results[0].mlir)
         try:
             number = ir.DenseElementsAttr.get_splat(type_, attribute.get_splat_value())

@@ -20,6 +20,7 @@ from sdy_jax.lowering.planner.rewrites.blocking_groups import (
     RuleOf,
     Span,
     Split,
+    blocks_along,
     placed,
     split_along,
     taken_values,
@@ -137,12 +138,12 @@ class _Proof:
         """The ops by how many regions have to be done before them."""
         before, block = dict[Op, int](), self._root.block
         assert block is not None
-        first, last = (block.ops.index(op) for op in (self._root, list(self._splits)[-1]))
+        first, last = (self._ops.index(op) for op in (self._root, list(self._splits)[-1]))
 
         def is_complete(value: Value) -> bool:
             return value.owner in self._splits and value not in self._known
 
-        for op in block.ops[first : last + 1]:
+        for op in self._ops[first : last + 1]:
             makers = [(v.owner, is_complete(v)) for v in taken_values(op) if isinstance(v.owner, Op)]
             before[op] = max((before.get(maker, 0) + complete for maker, complete in makers), default=0)
         for number in sorted({before[op] for op in self._splits}):
@@ -157,7 +158,7 @@ class _Proof:
 
     def _block(self, value: Value, dim: int = 0) -> Span:
         """The blocks along a dimension."""
-        return Span(dim, 1, self._blocks, (value.shape or ())[dim] // self._blocks)
+        return blocks_along(value, self._blocks, dim)
 
     def _is_divided(self, value: Value) -> bool:
         """Whether the first dimension of a value that is in no order is one block behind the other."""
